@@ -1,0 +1,102 @@
+"""Checks at the door: bad input gets an error that says what is wrong, where, and what to do."""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import InputError
+from holdfast.threats import Threat
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what is not a module, and a module in training mode (its answers would depend on the batch)."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+    training = [name or "the model itself" for name, m in model.named_modules() if m.training]
+    if training:
+        raise InputError(
+            f"the model is in training mode (first: {training[0]}). Call model.eval() before you evaluate it."
+        )
+
+
+def check_inputs(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
+    """Refuse an empty batch, a non-float dtype, NaN, infinity, and values outside [low, high]."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    if x.ndim < 2:
+        raise InputError(f"x must be a batch of shape (B, ...), got shape {tuple(x.shape)}; use x[None] for one input")
+    if x.shape[0] == 0 or x.numel() == 0:
+        raise InputError(f"x is an empty batch, shape {tuple(x.shape)}; give at least one input")
+    if not x.is_floating_point():
+        raise InputError(f"x has dtype {x.dtype}; convert it to float in [{low:g}, {high:g}], e.g. x.float() / 255")
+    flat = x.detach().flatten(1)
+    bad = ~torch.isfinite(flat).all(1)
+    if bool(bad.any()):
+        raise InputError(f"input {int(bad.nonzero()[0])} holds NaN or infinite values")
+    outside = ((flat < low) | (flat > high)).any(1)
+    if bool(outside.any()):
+        i = int(outside.nonzero()[0])
+        raise InputError(
+            f"input {i} has values from {flat[i].min():.4g} to {flat[i].max():.4g}, outside the valid range "
+            f"[{low:g}, {high:g}]. Give inputs in their natural range and put normalisation into the model "
+            "(holdfast.models.Normalize), or set the range: the threat's low= and high=."
+        )
+
+
+def check_place(model: nn.Module, x: Tensor) -> None:
+    """Refuse a model whose parameters or buffers lie on another device, or have another float dtype, than x."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.device != x.device:
+            raise InputError(f"'{name}' of the model is on {tensor.device} but x is on {x.device}; move one of them")
+        if tensor.is_floating_point() and tensor.dtype != x.dtype:
+            raise InputError(f"'{name}' of the model is {tensor.dtype} but x is {x.dtype}; convert one of them")
+
+
+def check_labels(y: Tensor, count: int, classes: int | None = None) -> None:
+    """Refuse labels of the wrong shape or dtype, or outside 0 ... classes-1."""
+    if not isinstance(y, Tensor) or y.dtype != torch.int64:
+        kind = y.dtype if isinstance(y, Tensor) else type(y).__name__
+        raise InputError(f"y must be a tensor of int64 class indices, got {kind}")
+    if y.shape != (count,):
+        raise InputError(f"y must have shape ({count},), one label per input, got {tuple(y.shape)}")
+    bad = (y < 0) if classes is None else (y < 0) | (y >= classes)
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0])
+        raise InputError(f"label {int(y[i])} of input {i} is outside the classes 0 to {(classes or 0) - 1}")
+
+
+def check_logits(model: nn.Module, x: Tensor) -> Tensor:
+    """Logits of x, shape (B, K), or an error if the model cannot take x or does not return finite logits."""
+    try:
+        with torch.no_grad():
+            logits = model(x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise InputError(
+            f"the model failed on a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]} "
+            "Check the rank, the channels and the size that the model expects."
+        ) from error
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != x.shape[0]:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(f"the model must return logits of shape ({x.shape[0]}, K), got {shape}")
+    finite = torch.isfinite(logits).all(1)
+    if not bool(finite.all()):
+        raise InputError(f"the model returns NaN or infinite logits for input {int((~finite).nonzero()[0])}")
+    return logits
+
+
+def check_task(model: nn.Module, x: Tensor, y: Tensor | None, threat: Threat) -> Tensor:
+    """All checks of one evaluation; returns the clean logits (B, K), which they need anyway."""
+    if not isinstance(threat, Threat):
+        raise InputError(
+            f"the threat must be one of hf.Linf, hf.L2, ..., got {threat!r}; hf.threat('linf:0.1') reads text"
+        )
+    check_model(model)
+    check_inputs(x, threat.low, threat.high)
+    if y is not None:
+        check_labels(y, x.shape[0])
+    check_place(model, x)
+    logits = check_logits(model, x)
+    if y is not None:
+        check_labels(y, x.shape[0], logits.shape[1])
+    return logits

@@ -1,0 +1,36 @@
+"""Errors of our own: every expected failure is one of these, and the command line prints it without a traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class HoldfastError(Exception):
+    """Base class of every error that Holdfast raises on purpose."""
+
+
+class InputError(HoldfastError, ValueError):
+    """The caller gave something that cannot be used: a bad tensor, option, name, file or recipe."""
+
+
+class UnsupportedError(HoldfastError, NotImplementedError):
+    """A layer, activation or threat that the chosen method has no sound rule for."""
+
+
+class StorageError(HoldfastError, OSError):
+    """A file could not be read or written: corrupt, missing, no permission, disk full."""
+
+
+class SoundnessError(HoldfastError):
+    """A certified input was broken by an attack. This is always a bug in Holdfast."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Sentence that suggests the nearest known name, and lists all of them.
+
+    >>> did_you_mean("pdg", ["fgsm", "pgd"])
+    "Did you mean 'pgd'? Known: fgsm, pgd."
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    return f"{hint}Known: {', '.join(names) or 'none'}."

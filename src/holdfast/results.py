@@ -1,0 +1,62 @@
+"""What the methods return: small frozen dataclasses of per-input tensors."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class AttackResult:
+    """What an attack found.
+
+    Attributes:
+        x_adv: the strongest input found inside the threat set, shape of x. Where `success`, it is misclassified.
+        success: (B,) bool. True where `x_adv` is not classified as `y`; an input that is wrong to begin with counts.
+        by: name of the attack that broke each input: "clean" where it was wrong to begin with, "" where nothing did.
+        gradients: (B,) int64, gradient evaluations spent on each input.
+        queries: (B,) int64, forward passes spent on each input, those of the gradients included.
+    """
+
+    x_adv: Tensor
+    success: Tensor
+    by: tuple[str, ...]
+    gradients: Tensor
+    queries: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Bounds that hold for every output over the threat set: `lower`, `upper` of shape (B, K)."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class CertifyResult:
+    """What a certificate proved.
+
+    Attributes:
+        certified: (B,) bool. True where no input of the threat set changes the class from `y`.
+        margin: (B,) proven lower bound of min over classes j != y of z_y - z_j over the threat set.
+        radius: (B,) largest radius proved, or None where the method does not search for it.
+        alpha: probability that the statement for one input is wrong; 0 for a deterministic proof.
+        by: name of the certificate that decided each input; empty where none was needed.
+    """
+
+    certified: Tensor
+    margin: Tensor
+    radius: Tensor | None = None
+    alpha: float = 0.0
+    by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """A trained model, its history (one row per epoch) and the folder of the run, if it was kept."""
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    path: Path | None
