@@ -17,6 +17,12 @@ from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
 
 
+def norm_2(values: Tensor) -> Tensor:
+    """Euclidean norm of each input, (B, ...) -> (B,)."""
+    norm: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
+    return norm
+
+
 def _per_input(values: Tensor, like: Tensor) -> Tensor:
     """(B,) -> (B, 1, 1, ...) so that it broadcasts against `like`."""
     return values.view(-1, *[1] * (like.ndim - 1))
@@ -180,13 +186,13 @@ class L2(_Ball):
         # With the first k values stopped at their room: norm^2 = sum_{i<k} room_i^2 + s^2 sum_{i>=k} size_i^2.
         stopped = room_2.cumsum(1) - room_2
         moving = size_2.sum(1, keepdim=True) - (size_2.cumsum(1) - size_2)
-        norm_2 = stopped + kink.square() * moving.clamp(min=0)
-        piece = (norm_2 < self.eps**2).sum(1, keepdim=True).clamp(max=d.shape[1] - 1)
+        spent = stopped + kink.square() * moving.clamp(min=0)
+        piece = (spent < self.eps**2).sum(1, keepdim=True).clamp(max=d.shape[1] - 1)
         left = (self.eps**2 - stopped.gather(1, piece)).clamp(min=0)
         s = (left / moving.gather(1, piece).clamp(min=torch.finfo(x.dtype).tiny)).sqrt().clamp(max=1)
         moved = torch.minimum(s * size, room) * d.sign()
         # Rounding can leave the norm a few ulps above eps; scaling towards x keeps every value in range.
-        norm = torch.linalg.vector_norm(moved, dim=1, keepdim=True)
+        norm = norm_2(moved)[:, None]
         moved = moved * (self.eps / norm.clamp(min=torch.finfo(x.dtype).tiny)).clamp(max=1)
         inside = self.clip(x + moved.view_as(x))
         return torch.where(_per_input(too_far, x), inside, clipped)
@@ -194,14 +200,14 @@ class L2(_Ball):
     def random_start(self, x: Tensor, noise: Noise) -> Tensor:
         d = noise.normal(x.shape[1:], x.dtype)
         radius = noise.fork(0).uniform((1,), x.dtype)[:, 0] ** (1 / max(d[0].numel(), 1))
-        scale = self.eps * radius / torch.linalg.vector_norm(d.flatten(1), dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+        scale = self.eps * radius / norm_2(d).clamp(min=torch.finfo(x.dtype).tiny)
         return self.clip(x + _per_input(scale, x) * d)
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        return torch.linalg.vector_norm((x_adv - x).flatten(1), dim=1)
+        return norm_2(x_adv - x)
 
     def dual_norm(self, g: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(g.flatten(1), dim=1)
+        return norm_2(g)
 
     def _rounding(self, x: Tensor) -> float:
         return math.sqrt(x[0].numel())

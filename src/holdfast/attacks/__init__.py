@@ -1,1 +1,117 @@
-"""attacks."""
+"""Find an adversarial example: one file per attack, one front door."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks import cascade as _cascade  # noqa: F401  (registers the methods)
+from holdfast.attacks import pgd as _pgd  # noqa: F401
+from holdfast.attacks.losses import margin
+from holdfast.attacks.stages import run_stages
+from holdfast.checks import check_task
+from holdfast.errors import HoldfastError, InputError
+from holdfast.random import Noise
+from holdfast.registry import get
+from holdfast.results import AttackResult
+from holdfast.threats import Threat
+
+__all__ = ["attack"]
+
+
+def attack(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    method: str = "cascade",
+    *,
+    seed: int = 0,
+    index: Tensor | None = None,
+    chunk: int = 256,
+    **options: Any,
+) -> AttackResult:
+    """Looks for an input of the threat set that the model does not classify as `y`.
+
+    Inputs that are wrong to begin with count as broken, by "clean", and are left alone. Every example is checked
+    before it is returned: it lies in the threat set and the model misclassifies it.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs in the threat's valid range, shape (B, ...).  y: labels, shape (B,), int64.
+        threat: what the adversary may do.
+        method: a name from `hf.methods("attack")`.
+        seed: fixes every random choice.
+        index: identity of each input, shape (B,); its random numbers follow from it, so that the answer does not depend
+            on the batch. Positions in the batch if none is given.
+        chunk: inputs worked on at a time; memory grows with it, the answer does not change.
+        **options: of the method, such as steps=.
+
+    Example:
+        >>> import holdfast as hf
+        >>> model = torch.nn.Linear(2, 2).eval()
+        >>> result = hf.attack(model, torch.rand(4, 2), torch.zeros(4, dtype=torch.long), hf.Linf(0.1), "pgd")
+        >>> result.success.shape
+        torch.Size([4])
+    """
+    entry = get("attack", method)
+    entry.check(threat if isinstance(threat, Threat) else None, options)
+    if chunk < 1:
+        raise InputError(f"chunk must be at least 1, got {chunk}")
+    logits = check_task(model, x, y, threat)
+    noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
+    if len(noise) != len(x):
+        raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")
+
+    def clean(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        wrong = logits.argmax(1) != y
+        once = torch.ones(len(x), dtype=torch.int64, device=x.device)
+        return AttackResult(x, wrong, tuple("clean" if w else "" for w in wrong.tolist()), 0 * once, once)
+
+    def chunked(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        parts = [
+            entry.function(model, x[i : i + chunk], y[i : i + chunk], threat, noise=noise[i : i + chunk], **options)
+            for i in range(0, len(x), chunk)
+        ]
+        return _concatenate(parts)
+
+    result = run_stages(x.detach(), y, noise, [clean, chunked])
+    return _verified(model, x, y, threat, result, chunk)
+
+
+def _concatenate(parts: list[AttackResult]) -> AttackResult:
+    fields = (torch.cat([getattr(p, name) for p in parts]) for name in ("x_adv", "success", "gradients", "queries"))
+    x_adv, success, gradients, queries = fields
+    return AttackResult(x_adv, success, tuple(name for p in parts for name in p.by), gradients, queries)
+
+
+@torch.no_grad()
+def _verified(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, result: AttackResult, chunk: int) -> AttackResult:
+    """No answer leaves unchecked: every point lies in the set, every success is misclassified.
+
+    A success whose margin is within float rounding may tip over in another batch; it is taken back. Any other success
+    that does not repeat means that the model is not a function of its input.
+    """
+    outside = ~threat.contains(result.x_adv, x)
+    if bool(outside.any()):
+        raise HoldfastError(
+            f"the attack left the threat set '{threat}' at input {int(outside.nonzero()[0])}: "
+            "a bug in Holdfast, please report it"
+        )
+    success, by = result.success.clone(), list(result.by)
+    found = [i for i, name in enumerate(by) if name not in ("", "clean")]
+    for start in range(0, len(found), chunk):
+        part = torch.tensor(found[start : start + chunk], device=x.device)
+        logits = model(result.x_adv[part])
+        excess = margin(logits, y[part])
+        rounding = 1e3 * torch.finfo(logits.dtype).eps * logits.abs().amax(1)
+        clear = part[excess < -rounding].tolist()
+        if clear:
+            raise HoldfastError(
+                f"the adversarial example of input {clear[0]} is classified correctly when evaluated again: "
+                "the model's answer depends on chance or on the rest of the batch."
+            )
+        for i in part[logits.argmax(1) == y[part]].tolist():
+            success[i], by[i] = False, ""
+    return replace(result, success=success, by=tuple(by))

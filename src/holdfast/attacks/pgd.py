@@ -1,0 +1,224 @@
+"""Projected gradient ascent on the loss: FGSM, PGD, and the inner loop of adversarial training."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.losses import Loss, get_loss
+from holdfast.attacks.stages import run_stages
+from holdfast.errors import InputError
+from holdfast.random import Noise
+from holdfast.registry import register
+from holdfast.results import AttackResult
+from holdfast.threats import L1, L2, Box, Linf, Threat, norm_2
+
+BALLS = ("linf", "l2", "l1", "box")
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No gradients for the parameters inside: the backward pass then computes the input's gradient alone."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of the loss at x (shape of x), the loss (B,) and the logits (B, K), detached."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        logits = model(x)
+        values = loss(logits, y)
+        (gradient,) = torch.autograd.grad(values.sum(), x)
+    return gradient, values.detach(), logits.detach()
+
+
+def steepest(threat: Threat, gradient: Tensor, x: Tensor, sparsity: float) -> Tensor:
+    """Direction of steepest ascent with one unit of the threat's norm, shape of x.
+
+    Linf: sign(g). L2: g / |g|. L1: equal steps on the share `sparsity` of values with the largest |g| that can still
+    move (Tramer and Boneh, "Adversarial training and robustness for multiple perturbations", 2019); at least one value.
+    """
+    if isinstance(threat, Linf):
+        return gradient.sign()
+    if isinstance(threat, Box):
+        return gradient.sign() * threat.radius.to(x)
+    flat = gradient.flatten(1)
+    if isinstance(threat, L2):
+        norm = norm_2(flat).clamp(min=torch.finfo(x.dtype).tiny)
+        return (flat / norm[:, None]).view_as(x)
+    if isinstance(threat, L1):
+        room = torch.where(flat > 0, threat.high - x.flatten(1), x.flatten(1) - threat.low)
+        size = torch.where(room > 0, flat.abs(), torch.zeros_like(flat))
+        count = max(1, round(sparsity * flat.shape[1]))
+        index = size.topk(count, dim=1).indices
+        return torch.zeros_like(flat).scatter(1, index, flat.gather(1, index).sign() / count).view_as(x)
+    raise InputError(f"gradient steps are not defined for the threat '{threat}'")
+
+
+def perturb(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise,
+    steps: int,
+    step_size: float,
+    loss: str | Loss = "ce",
+    random_start: bool = True,
+    sparsity: float = 0.01,
+) -> Tensor:
+    """The last iterate of projected gradient ascent, all steps for every input: what adversarial training needs."""
+    loss = get_loss(loss)
+    x_adv = threat.random_start(x, noise) if random_start else x
+    with frozen(model):
+        for _ in range(steps):
+            gradient, _, _ = input_gradient(model, x_adv, y, loss)
+            x_adv = threat.project(x_adv + step_size * steepest(threat, gradient, x_adv, sparsity), x)
+    return x_adv.detach()
+
+
+def _ascend(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    x_start: Tensor,
+    *,
+    steps: int,
+    step_size: float,
+    loss: Loss,
+    sparsity: float,
+    name: str,
+) -> AttackResult:
+    """One run; an input leaves the batch at the first iterate that is misclassified."""
+    best, best_loss = x_start.clone(), torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
+    success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    gradients, queries = (torch.zeros(len(x), dtype=torch.int64, device=x.device) for _ in range(2))
+    alive = torch.arange(len(x), device=x.device)
+    x_adv, x_alive, y_alive = x_start, x, y
+    for step in range(steps + 1):
+        last = step == steps
+        queries[alive] += 1
+        if last:
+            logits = model(x_adv)
+            values = loss(logits, y_alive)
+        else:
+            gradients[alive] += 1
+            gradient, values, logits = input_gradient(model, x_adv, y_alive, loss)
+        broken = logits.argmax(1) != y_alive
+        better = broken | (values > best_loss[alive])
+        best[alive[better]] = x_adv[better]
+        best_loss[alive] = torch.maximum(values, best_loss[alive])
+        if bool(broken.any()):
+            success[alive[broken]] = True
+            keep = ~broken
+            alive, x_adv, x_alive, y_alive = alive[keep], x_adv[keep], x_alive[keep], y_alive[keep]
+            if not last:
+                gradient = gradient[keep]
+        if last or len(alive) == 0:
+            break
+        x_adv = threat.project(x_adv + step_size * steepest(threat, gradient, x_adv, sparsity), x_alive)
+    by = tuple(name if broken else "" for broken in success.tolist())
+    return AttackResult(best, success, by, gradients, queries)
+
+
+@register(
+    "attack",
+    "pgd",
+    summary="projected gradient ascent with random restarts",
+    guarantee="upper bound",
+    threats=BALLS,
+    reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+)
+@torch.no_grad()
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    steps: int = 40,
+    step_size: float | None = None,
+    restarts: int = 1,
+    loss: str | Loss = "ce",
+    random_start: bool = True,
+    sparsity: float = 0.01,
+) -> AttackResult:
+    """Projected gradient ascent; an input leaves the batch once broken, restarts run on the survivors alone.
+
+    Per step: x_adv <- project(x_adv + step_size * steepest(gradient)).
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an Lp ball.
+        noise: source of the random starts; seed 0 for inputs 0 ... B-1 if none is given.
+        steps: gradient steps of each run.
+        step_size: in the threat's own unit; 2.5 * budget / steps if none is given.
+        restarts: runs in all; the first one included.
+        loss: "ce", "margin" or a function (logits, y) -> (B,) to maximise.
+        random_start: start at a random point of the set instead of x.
+        sparsity: share of the values that one L1 step moves.
+    """
+    if steps < 1 or restarts < 1:
+        raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
+    step_size = 2.5 * threat.budget / steps if step_size is None else step_size
+    noise = noise or Noise.for_batch(0, len(x), x.device)
+    loss_function = get_loss(loss)
+
+    def run(restart: int, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        x_start = threat.random_start(x, noise.fork(restart)) if random_start else x
+        return _ascend(
+            model,
+            x,
+            y,
+            threat,
+            x_start,
+            steps=steps,
+            step_size=step_size,
+            loss=loss_function,
+            sparsity=sparsity,
+            name="pgd",
+        )
+
+    with frozen(model):
+        return run_stages(x, y, noise, [lambda *task, r=r: run(r, *task) for r in range(restarts)])
+
+
+@register(
+    "attack",
+    "fgsm",
+    summary="one gradient step of the full budget",
+    guarantee="upper bound",
+    threats=BALLS,
+    reference="Goodfellow, Shlens and Szegedy, Explaining and harnessing adversarial examples, 2015",
+)
+@torch.no_grad()
+def fgsm(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    loss: str | Loss = "ce",
+) -> AttackResult:
+    """x + budget * steepest(gradient), projected: exact on linear models, weak elsewhere. Prefer `pgd`.
+
+    For L1 all of the budget goes to the one value with the largest gradient.
+    """
+    del noise  # deterministic; taken so that every attack can be called in the same way
+    with frozen(model):
+        return _ascend(
+            model, x, y, threat, x, steps=1, step_size=threat.budget, loss=get_loss(loss), sparsity=0.0, name="fgsm"
+        )

@@ -1,0 +1,45 @@
+"""Attacks in sequence: each stage works on what the ones before it left unbroken."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from holdfast.random import Noise
+from holdfast.results import AttackResult
+
+Stage = Callable[[Tensor, Tensor, Noise], AttackResult]
+
+
+def run_stages(x: Tensor, y: Tensor, noise: Noise, stages: Sequence[Stage]) -> AttackResult:
+    """Runs `stages` one after another, each on the survivors of those before it, and merges their results.
+
+    A survivor keeps the point that the first stage returned for it: stages may maximise different losses.
+
+    Args:
+        x: inputs (B, ...).  y: labels (B,).  noise: one source for each input.
+        stages: functions (x, y, noise) -> AttackResult on any subset of the batch.
+    """
+    merged = untouched(x)
+    x_adv, success, by = merged.x_adv, merged.success, list(merged.by)
+    gradients, queries = merged.gradients, merged.queries
+    for number, stage in enumerate(stages):
+        alive = (~success).nonzero()[:, 0]
+        if len(alive) == 0:
+            break
+        result = stage(x[alive], y[alive], noise[alive])
+        take = result.success if number > 0 else torch.ones_like(result.success)
+        x_adv[alive[take]] = result.x_adv[take]
+        success[alive] = result.success
+        gradients[alive] += result.gradients
+        queries[alive] += result.queries
+        for i, name in zip(alive.tolist(), result.by, strict=True):
+            by[i] = name
+    return AttackResult(x_adv, success, tuple(by), gradients, queries)
+
+
+def untouched(x: Tensor) -> AttackResult:
+    """The result of no attack at all."""
+    count = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    return AttackResult(x.clone(), success, ("",) * len(x), count, count.clone())
