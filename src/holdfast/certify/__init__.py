@@ -1,1 +1,67 @@
-"""certify."""
+"""Prove that there is no adversarial example: one file per certificate, one front door."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.certify import auto as _auto  # noqa: F401  (registers the methods)
+from holdfast.certify import ibp as _ibp  # noqa: F401
+from holdfast.checks import check_task
+from holdfast.errors import InputError
+from holdfast.registry import get
+from holdfast.results import CertifyResult
+from holdfast.threats import Threat
+
+__all__ = ["certify"]
+
+
+@torch.no_grad()
+def certify(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    method: str = "auto",
+    *,
+    chunk: int = 256,
+    **options: Any,
+) -> CertifyResult:
+    """Tries to prove that no input of the threat set changes the class from `y`.
+
+    An input is certified only if its margin stays above zero after the rounding-error term; an input that is wrong to
+    begin with never is.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs in the threat's valid range, shape (B, ...).  y: labels, shape (B,), int64.
+        threat: what the adversary may do.
+        method: a name from `hf.methods("certify")`; "auto" goes from cheap to tight.
+        chunk: inputs worked on at a time; memory grows with it, the answer does not change.
+        **options: of the method; `sound=False` leaves out the rounding-error term.
+
+    Example:
+        >>> import holdfast as hf
+        >>> model = torch.nn.Linear(2, 2).eval()
+        >>> result = hf.certify(model, torch.rand(4, 2), torch.zeros(4, dtype=torch.long), hf.Linf(0.1))
+        >>> bool((result.certified == (result.margin > 0)).all())
+        True
+    """
+    entry = get("certify", method)
+    entry.check(threat if isinstance(threat, Threat) else None, options)
+    if chunk < 1:
+        raise InputError(f"chunk must be at least 1, got {chunk}")
+    logits = check_task(model, x, y, threat)
+    parts = [
+        entry.function(model, x[i : i + chunk], y[i : i + chunk], threat, **options) for i in range(0, len(x), chunk)
+    ]
+    radius = None if parts[0].radius is None else torch.cat([part.radius for part in parts])
+    result = CertifyResult(
+        torch.cat([part.certified for part in parts]),
+        torch.cat([part.margin for part in parts]),
+        radius,
+        max(part.alpha for part in parts),
+        tuple(name for part in parts for name in part.by),
+    )
+    return replace(result, certified=result.certified & (logits.argmax(1) == y))

@@ -1,0 +1,38 @@
+# `make demo` runs the main job, `make test` all tests; both set up everything they need in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN ?= runs/demo
+
+.PHONY: demo test setup lint docs bench clean
+
+setup: $(VENV)/.done
+
+$(VENV)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py --out $(RUN)
+
+test: setup
+	$(BIN)/python -m pytest --cov=holdfast --cov-report=term:skip-covered --cov-fail-under=90
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+docs: setup
+	$(BIN)/python docs/build.py --check
+
+bench: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt torchattacks foolbox eagerpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt requests gitpython
+	$(BIN)/python benchmarks/attacks_speed.py
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .coverage*

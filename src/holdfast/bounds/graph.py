@@ -1,0 +1,163 @@
+"""From a torch.nn.Module to a graph of operations: trace with torch.fx, then translate node by node.
+
+Whatever does not depend on the input is evaluated; whatever does must have a rule (rules.py), or the translation stops
+with an error that names the layer. Nothing is guessed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from holdfast.bounds import ops
+from holdfast.bounds.ops import Graph, Node, Op, evaluate
+from holdfast.bounds.rules import (
+    ADD,
+    ADVICE,
+    BATCH,
+    CONCATENATE,
+    DIVIDE,
+    FUNCTIONS,
+    MULTIPLY,
+    SIMPLE,
+    SUBTRACT,
+    affine,
+    from_module,
+)
+from holdfast.errors import UnsupportedError
+
+
+def trace(model: nn.Module, x: Tensor) -> Graph:
+    """The graph of `model` for inputs like x (B, ...). Parameters are referenced, not copied.
+
+    Raises:
+        UnsupportedError: the model cannot be traced, or holds a layer without a rule; the message names it.
+    """
+    try:
+        traced = fx.symbolic_trace(model)
+    except Exception as error:
+        raise UnsupportedError(
+            f"the model cannot be traced by torch.fx: {str(error).splitlines()[0]} Avoid control flow that depends on "
+            "values in forward(), or export the model to ONNX and load that."
+        ) from error
+    example = x[:1].detach().expand(BATCH, *x.shape[1:]).clone()
+    with torch.no_grad():
+        graph = Translator(traced).translate(example)
+        ours, theirs = graph.forward(example), model(example)
+    scale = theirs.abs().max().clamp(min=1e-6)
+    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=0, atol=float(1e-3 * scale)):
+        raise UnsupportedError(
+            "the translated graph does not reproduce the model's output: the model does something that tracing does "
+            "not see (hooks, control flow on attributes, randomness). Export it to ONNX and load that."
+        )
+    return graph
+
+
+class Symbol:
+    """A value that depends on the input: which node it is, and an example of it (BATCH, *shape)."""
+
+    def __init__(self, index: int, example: Tensor) -> None:
+        self.index, self.example = index, example
+
+
+class Translator(fx.Interpreter):
+    """Walks a traced module with example values and collects operations for all that depends on the input."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced, garbage_collect_values=False)
+        self.extra_traceback = False  # our own message names the layer
+        self.nodes: list[Node] = []
+        self.current = "input"
+
+    def translate(self, example: Tensor) -> Graph:
+        """The graph for inputs like `example` (BATCH, ...)."""
+        output = self.run(example)
+        if not isinstance(output, Symbol):
+            raise UnsupportedError("the model's output does not depend on its input, or is not a single tensor")
+        # Nodes that the output does not need stay in the list harmlessly, but the output must come last.
+        if output.index != len(self.nodes) - 1:
+            self._emit(ops.Reshape(tuple(output.example.shape[1:])), (output,))
+        return Graph(tuple(self.nodes))
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.current = str(n.target) if n.op == "call_module" else n.name
+        try:
+            return super().run_node(n)
+        except UnsupportedError as error:
+            if "layer '" in str(error):
+                raise
+            raise UnsupportedError(f"layer '{self.current}': {error}") from error
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        example = super().placeholder(target, args, kwargs)
+        if self.nodes:
+            raise UnsupportedError("the model takes more than one input")
+        self.nodes.append(Node(ops.Input(), (), "input", tuple(example.shape[1:])))
+        return Symbol(0, example)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        if not any(isinstance(a, Symbol) for a in args):
+            return super().call_module(target, args, kwargs)
+        return self._emit(from_module(module, args[0].example), args[:1])
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._call(target, args, kwargs, super().call_function)
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._call(target, args, kwargs, super().call_method)
+
+    def _call(self, target: Any, args: Any, kwargs: Any, fallback: Callable[..., Any]) -> Any:
+        if target in CONCATENATE:
+            return self._concatenate(*args, **kwargs)
+        symbols = [a for a in (*args, *kwargs.values()) if isinstance(a, Symbol)]
+        if not symbols:
+            return fallback(target, args, kwargs)
+        first = symbols[0]
+        if target is getattr or target in ("size", "dim"):
+            return fallback(target, tuple(a.example if isinstance(a, Symbol) else a for a in args), kwargs)
+        if target in ADD | SUBTRACT | MULTIPLY | DIVIDE and len(args) == 2 and not kwargs:
+            return self._arithmetic(target, args[0], args[1])
+        if target in SIMPLE:
+            return self._emit(SIMPLE[target](), (first,))
+        if target in FUNCTIONS and isinstance(args[0], Symbol) and len(symbols) == 1:
+            return self._emit(FUNCTIONS[target](args[0].example, *args[1:], **kwargs), (first,))
+        raise UnsupportedError(f"no rule for the operation '{getattr(target, '__name__', target)}'. {ADVICE}")
+
+    def _arithmetic(self, target: Any, a: Any, b: Any) -> Symbol:
+        if isinstance(a, Symbol) and isinstance(b, Symbol):
+            if target in SUBTRACT:
+                b = self._emit(affine(b.example, -1.0, 0.0), (b,))
+            elif target not in ADD:
+                raise UnsupportedError(f"a product or quotient of two values that both depend on the input. {ADVICE}")
+            if a.example.shape != b.example.shape:
+                raise UnsupportedError("an addition of two layers of different shapes")
+            return self._emit(ops.Add(), (a, b))
+        x, value = (a, b) if isinstance(a, Symbol) else (b, a)
+        if target in ADD:
+            op = affine(x.example, 1.0, value)
+        elif target in SUBTRACT:
+            op = affine(x.example, 1.0, -value) if x is a else affine(x.example, -1.0, value)
+        elif target in MULTIPLY:
+            op = affine(x.example, value, 0.0)
+        elif x is a:
+            op = affine(x.example, 1.0 / value, 0.0)
+        else:
+            raise UnsupportedError(f"a division by a value that depends on the input. {ADVICE}")
+        return self._emit(op, (x,))
+
+    def _concatenate(self, tensors: Any, dim: int = 0) -> Any:
+        if not all(isinstance(t, Symbol) for t in tensors):
+            raise UnsupportedError("a concatenation with a constant")
+        dim = dim % tensors[0].example.ndim
+        if dim == 0:
+            raise UnsupportedError("a concatenation along the batch axis")
+        return self._emit(ops.Concat(dim), tuple(tensors))
+
+    def _emit(self, op: Op | None, inputs: tuple[Symbol, ...]) -> Symbol:
+        if op is None:
+            return inputs[0]
+        example = evaluate(op, [s.example for s in inputs])
+        self.nodes.append(Node(op, tuple(s.index for s in inputs), self.current, tuple(example.shape[1:])))
+        return Symbol(len(self.nodes) - 1, example)

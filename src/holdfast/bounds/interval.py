@@ -1,0 +1,120 @@
+"""Interval bound propagation: a box in, a box out, one rule per operation.
+
+With sound=True every box is widened by what rounding can do, so that it holds for the network in real arithmetic and
+for any floating-point evaluation of it (any order of summation, any batch size).
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.bounds import ops
+from holdfast.bounds.ops import Graph, Node
+from holdfast.bounds.rounding import gamma, underflow, unit
+from holdfast.errors import UnsupportedError
+
+Interval = tuple[Tensor, Tensor]
+
+EXACT = {"relu", "relu6", "hardtanh"}  # selections and clippings: no rounding
+ULPS = 8  # of a transcendental function in torch's vectorised kernels, generously
+
+
+def propagate(graph: Graph, lower: Tensor, upper: Tensor, *, sound: bool) -> list[Interval]:
+    """Bounds of every node over the box [lower, upper], each (B, *shape)."""
+    return graph.walk((lower, upper), lambda node, intervals: step(node, intervals, sound=sound))
+
+
+def step(node: Node, intervals: list[Interval], *, sound: bool) -> Interval:
+    """The rule of one operation."""
+    lower, upper = intervals[0]
+    match node.op:
+        case ops.Affine():
+            return affine(node.op, lower, upper, sound=sound)
+        case ops.Activation():
+            bounds = node.op.function(lower), node.op.function(upper)
+            return bounds if not sound or node.op.kind in EXACT else widen(*bounds, ulps=ULPS)
+        case ops.MaxPool():
+            return node.op.apply(lower), node.op.apply(upper)
+        case ops.Add():
+            bounds = lower + intervals[1][0], upper + intervals[1][1]
+            return widen(*bounds, ulps=2) if sound else bounds
+        case ops.Reshape():
+            return lower.reshape(-1, *node.shape), upper.reshape(-1, *node.shape)
+        case ops.Concat():
+            return torch.cat([i[0] for i in intervals], node.op.dim), torch.cat([i[1] for i in intervals], node.op.dim)
+    raise UnsupportedError(f"layer '{node.name}': interval bounds have no rule for {type(node.op).__name__}")
+
+
+def widen(lower: Tensor, upper: Tensor, *, ulps: int) -> Interval:
+    """Moves both ends outward by that many units in the last place."""
+    u, tiny = 2 * ulps * unit(lower.dtype), underflow(0, lower.dtype)
+    return lower - (u * lower.abs() + tiny), upper + (u * upper.abs() + tiny)
+
+
+def centre_radius(lower: Tensor, upper: Tensor, *, sound: bool) -> Interval:
+    """A centre and a radius such that [lower, upper] lies within centre -+ radius, in real arithmetic if sound."""
+    centre = (lower + upper) / 2
+    if not sound:
+        return centre, (upper - lower) / 2
+    radius = torch.maximum(upper - centre, centre - lower)
+    return centre, radius * (1 + 4 * unit(lower.dtype))
+
+
+def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Interval:
+    """A c + b -+ |A| r.
+
+    Rounding: the product with the centre is off by gamma (|A| |c| + |b|), a floating-point evaluation at a point of the
+    box by gamma (|A| (|c| + r) + |b|). Both are covered by adding 2 gamma (|c| + r) to r before the product with |A|.
+    """
+    centre, radius = centre_radius(lower, upper, sound=sound)
+    middle = op.apply(centre)
+    if not sound:
+        spread = op.apply_abs(radius)
+        return middle - spread, middle + spread
+    g = gamma(op.terms, lower.dtype)
+    spread = op.apply_abs(radius + 2 * g * (centre.abs() + radius))
+    if op.bias_abs is not None:
+        spread = spread + 2 * g * op.bias_abs
+    spread = spread * (1 + 4 * g) + (8 * unit(lower.dtype) * middle.abs() + underflow(op.terms, lower.dtype))
+    return middle - spread, middle + spread
+
+
+def output_bounds(graph: Graph, lower: Tensor, upper: Tensor, *, sound: bool) -> Interval:
+    """Bounds of the logits over the box, (B, K) each."""
+    return propagate(graph, lower, upper, sound=sound)[-1]
+
+
+def margin_bounds(graph: Graph, lower: Tensor, upper: Tensor, y: Tensor, *, sound: bool) -> Tensor:
+    """Lower bounds of z_y - z_j for every class j over the box, shape (B, K); zero at j = y.
+
+    The differences are merged into the last layer if that is fully connected ("elision"), which is never looser than
+    the difference of two logit bounds.
+    """
+    last = graph.nodes[-1]
+    intervals = propagate(Graph(graph.nodes[:-1]), lower, upper, sound=sound)
+    if not isinstance(last.op, ops.Linear) or len(last.shape) != 1:
+        low, high = step(last, [intervals[i] for i in last.inputs], sound=sound)
+        margins = low.gather(1, y[:, None]) - high
+        margins = margins - 4 * unit(low.dtype) * margins.abs() if sound else margins
+    else:
+        margins = _elided(last.op, *intervals[last.inputs[0]], y, sound=sound)
+    return margins.scatter(1, y[:, None], 0.0)
+
+
+def _elided(op: ops.Linear, lower: Tensor, upper: Tensor, y: Tensor, *, sound: bool) -> Tensor:
+    """(W_y - W_j) c - |W_y - W_j| r + b_y - b_j for all j at once, (B, K)."""
+    centre, radius = centre_radius(lower, upper, sound=sound)
+    logits = op.apply(centre)
+    # |W_y - W_j| depends on the class alone: one product per class that occurs, and no tensor of shape (B, K, n).
+    classes, position = torch.unique(y, return_inverse=True)
+    gaps = (op.weight[classes][:, None] - op.weight).abs()
+    spread = (radius @ gaps.flatten(0, 1).T).view(len(y), len(classes), -1)
+    spread = spread[torch.arange(len(y), device=y.device), position]
+    margins = logits.gather(1, y[:, None]) - logits - spread
+    if not sound:
+        return margins
+    # Here each logit is rounded by itself, and so it is when the network is run: gamma (|W| m + |b|) for both of them.
+    g = gamma(op.terms, lower.dtype)
+    error = F.linear(centre.abs() + radius, op.weight.abs(), op.bias_abs)
+    error = 2 * (error + error.gather(1, y[:, None]))
+    return margins - (g * (error + 4 * spread) * (1 + 4 * g) + underflow(op.terms, lower.dtype))

@@ -1,0 +1,288 @@
+"""The small set of operations that every network is turned into.
+
+Tensors carry the batch first: (B, *shape). An affine operation offers four views of y = A x + b:
+`apply` (A x + b), `apply_abs` (|A| r), `transpose` (A^T g) and `bias_dot` (<g, b>); the domains need nothing else.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.errors import UnsupportedError
+
+Shape = tuple[int, ...]
+
+
+class Op:
+    """Base of all operations."""
+
+
+class Affine(Op, ABC):
+    """y = A x + b."""
+
+    @abstractmethod
+    def apply(self, x: Tensor) -> Tensor:
+        """A x + b, (B, *in) -> (B, *out)."""
+
+    @abstractmethod
+    def apply_abs(self, r: Tensor) -> Tensor:
+        """|A| r with |A| taken entry by entry, (B, *in) -> (B, *out)."""
+
+    @abstractmethod
+    def transpose(self, g: Tensor) -> Tensor:
+        """A^T g, (N, *out) -> (N, *in)."""
+
+    @abstractmethod
+    def bias_dot(self, g: Tensor) -> Tensor | None:
+        """<g, b>, (N, *out) -> (N,); None where b = 0."""
+
+    @property
+    @abstractmethod
+    def bias_abs(self) -> Tensor | None:
+        """|b|, or a bound of the terms it was computed from; broadcasts against (B, *out). None where b = 0."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> int:
+        """How many products one output adds up, at most: the n of the rounding-error bound."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Affine):
+    """Fully connected layer on (B, in) or (B, ..., in): `weight` (out, in), `bias` (out,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def apply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return F.linear(r, self.weight.abs())
+
+    def transpose(self, g: Tensor) -> Tensor:
+        return g @ self.weight
+
+    def bias_dot(self, g: Tensor) -> Tensor | None:
+        return None if self.bias is None else (g @ self.bias).flatten(1).sum(1) if g.ndim > 2 else g @ self.bias
+
+    @property
+    def bias_abs(self) -> Tensor | None:
+        return None if self.bias is None else self.bias.abs()
+
+    @property
+    def terms(self) -> int:
+        return int(self.weight.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Conv(Affine):
+    """2-D convolution: `weight` (out, in / groups, kh, kw), `bias` (out,) or None; inputs of `in_shape` (C, H, W)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    in_shape: Shape
+
+    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight, self.bias)
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return self._convolve(r, self.weight.abs(), None)
+
+    def transpose(self, g: Tensor) -> Tensor:
+        """The rows and columns that a strided convolution does not reach come back as zeros: output_padding."""
+        missing = tuple(
+            self.in_shape[1 + i]
+            - ((g.shape[2 + i] - 1) * self.stride[i] - 2 * self.padding[i])
+            - (self.dilation[i] * (self.weight.shape[2 + i] - 1) + 1)
+            for i in range(2)
+        )
+        return F.conv_transpose2d(g, self.weight, None, self.stride, self.padding, missing, self.groups, self.dilation)
+
+    def bias_dot(self, g: Tensor) -> Tensor | None:
+        return None if self.bias is None else g.sum((2, 3)) @ self.bias
+
+    @property
+    def bias_abs(self) -> Tensor | None:
+        return None if self.bias is None else self.bias.abs()[:, None, None]
+
+    @property
+    def terms(self) -> int:
+        return int(self.weight[0].numel())
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(Affine):
+    """Element by element: y = factor * x + shift, both broadcast against one input. Batch norm and normalisation."""
+
+    factor: Tensor
+    shift: Tensor
+    shift_terms: Tensor
+    """Sum of the absolute terms that `shift` was computed from: its own rounding error is relative to this."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.factor * x + self.shift
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return self.factor.abs() * r
+
+    def transpose(self, g: Tensor) -> Tensor:
+        return self.factor * g
+
+    def bias_dot(self, g: Tensor) -> Tensor | None:
+        return (g * self.shift).flatten(1).sum(1)
+
+    @property
+    def bias_abs(self) -> Tensor | None:
+        return self.shift_terms
+
+    @property
+    def terms(self) -> int:
+        return 8  # the product, and the square root, division and differences behind factor and shift
+
+
+def batch_norm(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, ndim: int) -> Scale:
+    """Batch norm in eval mode as a Scale, for inputs with `ndim` axes after the batch."""
+    factor = (var + eps).rsqrt()
+    factor = factor if weight is None else factor * weight
+    shift = -mean * factor
+    terms = shift.abs()
+    if bias is not None:
+        shift, terms = shift + bias, terms + bias.abs()
+    shape = (-1,) + (1,) * (ndim - 1)
+    return Scale(factor.view(shape), shift.view(shape), terms.view(shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Average(Affine):
+    """A linear map with non-negative weights and no bias, given as a function: average pooling, mean, zero padding."""
+
+    function: Callable[[Tensor], Tensor]
+    in_shape: Shape
+    window: int
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def apply_abs(self, r: Tensor) -> Tensor:
+        return self.function(r)
+
+    def transpose(self, g: Tensor) -> Tensor:
+        pullback: Callable[[Tensor], tuple[Tensor]] = torch.func.vjp(
+            self.function, g.new_zeros(g.shape[0], *self.in_shape)
+        )[1]
+        return pullback(g)[0]
+
+    def bias_dot(self, g: Tensor) -> Tensor | None:
+        return None
+
+    @property
+    def bias_abs(self) -> Tensor | None:
+        return None
+
+    @property
+    def terms(self) -> int:
+        return self.window + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Activation(Op):
+    """A non-decreasing function of each value; `kind` names it, `parameter` is its slope or alpha if it has one."""
+
+    kind: str
+    function: Callable[[Tensor], Tensor]
+    parameter: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class MaxPool(Op):
+    """Max pooling over `kernel` windows; padding counts as minus infinity."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    ceil_mode: bool
+
+    def apply(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, H', W')."""
+        return F.max_pool2d(x, self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode)
+
+
+class Add(Op):
+    """Sum of two nodes, broadcast against each other as torch does."""
+
+
+@dataclass(frozen=True)
+class Reshape(Op):
+    """The same values in the same order in another shape (without the batch)."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Concat(Op):
+    """Concatenation of two or more nodes along `dim` (batch counted)."""
+
+    dim: int
+
+
+class Input(Op):
+    """The network's input."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operation: what it does, on which earlier nodes, under which name in the model, with which output shape."""
+
+    op: Op
+    inputs: tuple[int, ...]
+    name: str
+    shape: Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A network as a list of nodes in order of evaluation. Node 0 is the input, the last one the logits."""
+
+    nodes: tuple[Node, ...]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of x, computed through the operations: equals the model up to rounding."""
+        logits: Tensor = self.walk(x, lambda node, values: evaluate(node.op, values))[-1]
+        return logits
+
+    def walk(self, start: Any, rule: Callable[[Node, list[Any]], Any]) -> list[Any]:
+        """Values of all nodes: `start` at the input, `rule(node, values of its inputs)` elsewhere."""
+        values = [start]
+        for node in self.nodes[1:]:
+            values.append(rule(node, [values[i] for i in node.inputs]))
+        return values
+
+
+def evaluate(op: Op, values: list[Tensor]) -> Tensor:
+    """The operation itself on tensors (B, *shape)."""
+    match op:
+        case Affine() | MaxPool():
+            return op.apply(values[0])
+        case Activation():
+            return op.function(values[0])
+        case Add():
+            return values[0] + values[1]
+        case Reshape():
+            return values[0].reshape(-1, *op.shape)
+        case Concat():
+            return torch.cat(values, op.dim)
+    raise UnsupportedError(f"no rule to evaluate {type(op).__name__}")

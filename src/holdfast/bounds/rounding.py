@@ -1,0 +1,31 @@
+"""How far floating point may stray from real arithmetic.
+
+The model of arithmetic is Higham's ("Accuracy and stability of numerical algorithms", 2002, sections 2.2 and 3.1): each
+operation returns the exact result times (1 + d), |d| <= u, plus at most one underflow unit. A sum of n products, added
+in any order, with or without fused multiply-add, is off by at most gamma(n) times the sum of their absolute values.
+"""
+
+import torch
+
+from holdfast.errors import UnsupportedError
+
+
+def unit(dtype: torch.dtype) -> float:
+    """Unit roundoff u: 2^-24 for float32."""
+    return torch.finfo(dtype).eps / 2
+
+
+def gamma(terms: int, dtype: torch.dtype) -> float:
+    """n u / (1 - n u), with n enlarged by 8 for the few operations around the sum itself."""
+    n_u = (terms + 8) * unit(dtype)
+    if n_u > 0.25:
+        raise UnsupportedError(
+            f"sums of {terms} products in {dtype} have no useful rounding-error bound; convert model and inputs to "
+            "float32 or float64, or pass sound=False"
+        )
+    return n_u / (1 - n_u)
+
+
+def underflow(terms: int, dtype: torch.dtype) -> float:
+    """What `terms` underflows can add up to, also where subnormal numbers are flushed to zero."""
+    return (terms + 8) * torch.finfo(dtype).tiny

@@ -1,0 +1,208 @@
+"""The rules that turn traced torch modules, functions and methods into operations: one small entry each."""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from holdfast.bounds import ops
+from holdfast.bounds.ops import Op
+from holdfast.errors import UnsupportedError
+
+BATCH = 2  # size of the example batch; two, so that a squeeze cannot lose the batch axis
+ADVICE = (
+    "Bounds cover: linear, conv2d, batch norm (eval), average and max pooling, ReLU and other monotone activations, "
+    "addition, concatenation, flatten and reshape, arithmetic with constants, dropout (as identity). "
+    "Replace the layer, or use an attack or smoothing, which need no rule."
+)
+
+
+def two(value: Any) -> tuple[int, int]:
+    """3 -> (3, 3); (3, 2) stays."""
+    return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def monotone(kind: str, function: Callable[[Tensor], Tensor], parameter: float = 0.0) -> ops.Activation:
+    """An activation that is known to be non-decreasing."""
+    return ops.Activation(kind, function, parameter)
+
+
+def leaky_relu(slope: float) -> ops.Activation:
+    """max(x, slope * x); only 0 <= slope <= 1 is monotone and convex."""
+    if not 0 <= slope <= 1:
+        raise UnsupportedError(f"leaky ReLU with negative_slope={slope}: the rules need a slope in [0, 1]")
+    return monotone("leaky_relu", lambda x: F.leaky_relu(x, slope), slope)
+
+
+SIMPLE: dict[Any, Callable[[], ops.Activation]] = {
+    key: make
+    for keys, make in [
+        ((nn.ReLU, F.relu, torch.relu, "relu", "relu_"), lambda: monotone("relu", torch.relu)),
+        ((nn.Sigmoid, F.sigmoid, torch.sigmoid, "sigmoid"), lambda: monotone("sigmoid", torch.sigmoid)),
+        ((nn.Tanh, F.tanh, torch.tanh, "tanh"), lambda: monotone("tanh", torch.tanh)),
+        ((torch.atan, torch.arctan, "atan", "arctan"), lambda: monotone("arctan", torch.atan)),
+        ((nn.ReLU6, F.relu6), lambda: monotone("relu6", F.relu6)),
+        ((nn.Softsign, F.softsign), lambda: monotone("softsign", F.softsign)),
+        ((nn.SELU, F.selu), lambda: monotone("selu", F.selu)),
+        ((nn.Hardsigmoid, F.hardsigmoid), lambda: monotone("hardsigmoid", F.hardsigmoid)),
+    ]
+    for key in keys
+}
+
+
+def from_module(module: nn.Module, x: Tensor) -> Op | None:
+    """The operation of a leaf module on an input like x (BATCH, ...), or None for the identity."""
+    match module:
+        case nn.Identity() | nn.Dropout() | nn.Dropout1d() | nn.Dropout2d() | nn.AlphaDropout():
+            return None
+        case nn.Linear():
+            return ops.Linear(module.weight, module.bias)
+        case nn.Conv2d():
+            if module.padding_mode != "zeros":
+                raise UnsupportedError(
+                    f"convolution with padding_mode='{module.padding_mode}'; only 'zeros' has a rule"
+                )
+            return conv(x, module.weight, module.bias, module.stride, module.padding, module.dilation, module.groups)
+        case nn.BatchNorm1d() | nn.BatchNorm2d():
+            if module.running_mean is None or module.running_var is None:
+                raise UnsupportedError("batch norm without running statistics depends on the rest of the batch")
+            return ops.batch_norm(
+                module.running_mean, module.running_var, module.weight, module.bias, module.eps, x.ndim - 1
+            )
+        case nn.LeakyReLU():
+            return leaky_relu(module.negative_slope)
+        case nn.ELU() | nn.CELU() if module.alpha > 0:
+            return monotone(type(module).__name__.lower(), module, float(module.alpha))
+        case nn.Softplus():
+            return monotone("softplus", module, float(module.beta))
+        case nn.Hardtanh():
+            return monotone("hardtanh", module)
+        case nn.AvgPool2d():
+            return average(lambda v: F.avg_pool2d(v, *pool_arguments(module)), x, math.prod(two(module.kernel_size)))
+        case nn.AdaptiveAvgPool2d():
+            return adaptive(x, module.output_size)
+        case nn.MaxPool2d():
+            return max_pool(module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
+        case nn.ZeroPad2d():
+            return average(lambda v: F.pad(v, module.padding), x, 1)
+        case nn.Flatten() | nn.Unflatten():
+            return reshape(module(x))
+    if type(module) in SIMPLE:
+        return SIMPLE[type(module)]()
+    raise UnsupportedError(f"no rule for the layer type {type(module).__name__}. {ADVICE}")
+
+
+def pool_arguments(module: nn.AvgPool2d) -> tuple[Any, ...]:
+    """The arguments of F.avg_pool2d in order."""
+    divisor = module.divisor_override
+    return module.kernel_size, module.stride, module.padding, module.ceil_mode, module.count_include_pad, divisor
+
+
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> ops.Conv:
+    """A convolution with the arguments of F.conv2d."""
+    stride, dilation = two(stride), two(dilation)
+    if padding == "same":
+        total = [dilation[i] * (weight.shape[2 + i] - 1) for i in range(2)]
+        if any(t % 2 for t in total):
+            raise UnsupportedError("padding='same' with an even kernel is asymmetric; pad explicitly before the layer")
+        padding = (total[0] // 2, total[1] // 2)
+    pads = (0, 0) if padding == "valid" else two(padding)
+    return ops.Conv(weight, bias, stride, pads, dilation, groups, tuple(x.shape[1:]))
+
+
+def average(function: Callable[[Tensor], Tensor], x: Tensor, window: int) -> ops.Average:
+    """A map with non-negative weights over `window` values."""
+    return ops.Average(function, tuple(x.shape[1:]), window)
+
+
+def adaptive(x: Tensor, size: Any) -> ops.Average:
+    """Adaptive average pooling; no window is larger than the whole image."""
+    return average(lambda v: F.adaptive_avg_pool2d(v, size), x, math.prod(x.shape[2:]))
+
+
+def mean(x: Tensor, dim: Any, keepdim: bool = False) -> ops.Average:
+    """Mean over axes other than the batch."""
+    dims = tuple(d % x.ndim for d in ((dim,) if isinstance(dim, int) else dim))
+    if 0 in dims:
+        raise UnsupportedError("a mean over the batch axis mixes the inputs")
+    return average(lambda v: v.mean(dims, keepdim=keepdim), x, math.prod(x.shape[d] for d in dims))
+
+
+def max_pool(
+    kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> ops.MaxPool:
+    """Max pooling with the arguments of F.max_pool2d."""
+    return ops.MaxPool(two(kernel), two(kernel if stride is None else stride), two(padding), two(dilation), ceil_mode)
+
+
+def reshape(result: Tensor) -> ops.Reshape:
+    """A reshape to the shape of `result` (BATCH, ...)."""
+    if result.shape[0] != BATCH:
+        raise UnsupportedError(f"a reshape to {tuple(result.shape)} does not keep the batch axis first")
+    return ops.Reshape(tuple(result.shape[1:]))
+
+
+def constant(value: Any, x: Tensor) -> Tensor:
+    """A number or tensor as a tensor that broadcasts against one input."""
+    tensor = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    if tensor.ndim == x.ndim:
+        if tensor.shape[0] != 1:
+            raise UnsupportedError(f"a constant of shape {tuple(tensor.shape)} differs between the inputs of the batch")
+        tensor = tensor[0]
+    if tensor.ndim >= x.ndim:
+        raise UnsupportedError(
+            f"a constant of shape {tuple(tensor.shape)} has more axes than the input {tuple(x.shape)}"
+        )
+    return tensor
+
+
+def affine(x: Tensor, factor: Any, shift: Any) -> ops.Scale:
+    """factor * x + shift with constants."""
+    factor, shift = constant(factor, x), constant(shift, x)
+    if (factor * x[0] + shift).shape != x.shape[1:]:
+        raise UnsupportedError("arithmetic with a constant that enlarges the input by broadcasting")
+    return ops.Scale(factor, shift, shift.abs())
+
+
+FUNCTIONS: dict[Any, Callable[..., Op | None]] = {
+    F.dropout: lambda x, *a, **k: None,
+    F.linear: lambda x, weight, bias=None: ops.Linear(weight, bias),
+    F.conv2d: conv,
+    torch.conv2d: conv,
+    F.leaky_relu: lambda x, negative_slope=0.01, inplace=False: leaky_relu(negative_slope),
+    F.avg_pool2d: lambda x, kernel, *a, **k: average(
+        lambda v: F.avg_pool2d(v, kernel, *a, **k), x, math.prod(two(kernel))
+    ),
+    F.adaptive_avg_pool2d: lambda x, size: adaptive(x, size),
+    F.max_pool2d: lambda x, *a, return_indices=False, **k: max_pool(*a, **k),
+    torch.mean: mean,
+    "mean": mean,
+    torch.flatten: lambda x, *a, **k: reshape(torch.flatten(x, *a, **k)),
+    torch.reshape: lambda x, *a, **k: reshape(torch.reshape(x, *a, **k)),
+    torch.squeeze: lambda x, *a, **k: reshape(torch.squeeze(x, *a, **k)),
+    torch.unsqueeze: lambda x, *a, **k: reshape(torch.unsqueeze(x, *a, **k)),
+    **{
+        name: (lambda x, *a, _name=name, **k: reshape(getattr(x, _name)(*a, **k)))
+        for name in ("view", "reshape", "flatten", "squeeze", "unsqueeze")
+    },
+    "contiguous": lambda x, *a, **k: None,
+    operator.neg: lambda x: affine(x, -1.0, 0.0),
+    torch.neg: lambda x: affine(x, -1.0, 0.0),
+}
+ADD = {operator.add, operator.iadd, torch.add, "add", "add_"}
+SUBTRACT = {operator.sub, operator.isub, torch.sub, "sub"}
+MULTIPLY = {operator.mul, operator.imul, torch.mul, "mul"}
+DIVIDE = {operator.truediv, operator.itruediv, torch.div, "div"}
+CONCATENATE = {torch.cat, torch.concat}
