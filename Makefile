@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?= runs/demo
+JOBS ?= 2
 
 .PHONY: demo test setup lint docs bench clean
 
@@ -18,7 +19,7 @@ demo: setup
 	$(BIN)/python examples/demo.py --out $(RUN)
 
 test: setup
-	$(BIN)/python -m pytest --cov=holdfast --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n $(JOBS) --cov=src/holdfast --cov-report=term:skip-covered --cov-fail-under=90
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -1,15 +1,28 @@
 """Holdfast: how far can an adversary push a neural network before it breaks, why, and what makes it hold?"""
 
+from holdfast.attacks import attack
+from holdfast.audit import Audit, audit
+from holdfast.bounds import bounds
+from holdfast.certify import certify
+from holdfast.data import Dataset, load_data
 from holdfast.errors import HoldfastError, InputError, SoundnessError, StorageError, UnsupportedError
+from holdfast.models import load_model, make_model, save_model
 from holdfast.registry import methods
+from holdfast.results import AttackResult, Bounds, CertifyResult, TrainResult
 from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat, threat
+from holdfast.train import train
 
 __version__ = "0.1.0"
 
 __all__ = [
     "L1",
     "L2",
+    "AttackResult",
+    "Audit",
+    "Bounds",
     "Box",
+    "CertifyResult",
+    "Dataset",
     "HoldfastError",
     "InputError",
     "Linf",
@@ -18,7 +31,17 @@ __all__ = [
     "Sparse",
     "StorageError",
     "Threat",
+    "TrainResult",
     "UnsupportedError",
+    "attack",
+    "audit",
+    "bounds",
+    "certify",
+    "load_data",
+    "load_model",
+    "make_model",
     "methods",
+    "save_model",
     "threat",
+    "train",
 ]

@@ -14,7 +14,7 @@ Stage = Callable[[Tensor, Tensor, Noise], AttackResult]
 def run_stages(x: Tensor, y: Tensor, noise: Noise, stages: Sequence[Stage]) -> AttackResult:
     """Runs `stages` one after another, each on the survivors of those before it, and merges their results.
 
-    A survivor keeps the point that the first stage returned for it: stages may maximise different losses.
+    A survivor keeps the point that the last stage returned for it: stages may maximise different losses.
 
     Args:
         x: inputs (B, ...).  y: labels (B,).  noise: one source for each input.
@@ -23,13 +23,12 @@ def run_stages(x: Tensor, y: Tensor, noise: Noise, stages: Sequence[Stage]) -> A
     merged = untouched(x)
     x_adv, success, by = merged.x_adv, merged.success, list(merged.by)
     gradients, queries = merged.gradients, merged.queries
-    for number, stage in enumerate(stages):
+    for stage in stages:
         alive = (~success).nonzero()[:, 0]
         if len(alive) == 0:
             break
         result = stage(x[alive], y[alive], noise[alive])
-        take = result.success if number > 0 else torch.ones_like(result.success)
-        x_adv[alive[take]] = result.x_adv[take]
+        x_adv[alive] = result.x_adv
         success[alive] = result.success
         gradients[alive] += result.gradients
         queries[alive] += result.queries

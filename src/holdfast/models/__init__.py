@@ -1,1 +1,19 @@
-"""models."""
+"""Architectures by name, normalisation as a layer, and safe loading and saving."""
+
+from holdfast.models import plain, resnets, vit  # noqa: F401  (each fills the table of architectures)
+from holdfast.models.catalog import ModelInfo, count_parameters, get_architecture, list_models, make_model
+from holdfast.models.files import load_model, read_metadata, save_model
+from holdfast.models.layers import Arctan, Normalize
+
+__all__ = [
+    "Arctan",
+    "ModelInfo",
+    "Normalize",
+    "count_parameters",
+    "get_architecture",
+    "list_models",
+    "load_model",
+    "make_model",
+    "read_metadata",
+    "save_model",
+]

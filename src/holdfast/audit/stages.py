@@ -1,0 +1,173 @@
+"""The three stages of an audit: classify, certify from the largest budget down, attack from the smallest up.
+
+Budgets are nested, which saves work and keeps the answers consistent: a proof at a larger budget also counts at the
+smaller ones, an example found at a smaller budget also counts at the larger ones.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from holdfast.attacks import attack as run_attack
+from holdfast.audit.files import save_arrays
+from holdfast.audit.result import Record
+from holdfast.audit.store import Example, Outcome, Stage, Store
+from holdfast.certify import certify as run_certify
+from holdfast.checks import check_logits
+from holdfast.errors import InputError, SoundnessError, UnsupportedError
+from holdfast.registry import Kind
+from holdfast.threats import Threat
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One audit under way. Level 0 is the unchanged input, level i is `levels[i - 1]`.
+
+    `folder` is that of the run, or None if the user keeps none.
+    """
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    levels: tuple[Threat, ...]
+    store: Store
+    bars: Progress
+    settings: Mapping[str, Any]
+    folder: Path | None
+
+    def batches(self, stage: Stage, level: int, wanted: list[int]) -> Iterator[Tensor]:
+        """Positions of the wanted inputs that are not stored yet, a batch at a time.
+
+        A killed run has stored whole batches from the front, so a resumed one cuts the rest just as it would have.
+        """
+        stored = self.store.outcomes(stage, level)
+        todo = [position for position in wanted if position not in stored]
+        text = f"{stage} {self.levels[level - 1]}" if level else stage
+        bar = self.bars.add_task(text, total=len(wanted), completed=len(wanted) - len(todo))
+        size = self.settings["batch_size"]
+        for start in range(0, len(todo), size):
+            yield torch.tensor(todo[start : start + size])
+            self.bars.advance(bar, min(size, len(todo) - start))
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels at these positions, where the model is and in its dtype."""
+        return to_model(self.model, self.x[index], self.y[index])
+
+
+def to_model(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """x and y on the device of the model, x in its dtype; other than float inputs are left for the checks to refuse."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), x)
+    return (x.to(like) if x.is_floating_point() else x), y.to(like.device)
+
+
+@contextmanager
+def advice(kind: Kind) -> Iterator[None]:
+    """Adds the way out to the refusal of a certificate: an audit also works without."""
+    try:
+        yield
+    except UnsupportedError as error:
+        way_out = " An audit with certify=None runs the attack alone." if kind == "certify" else ""
+        raise UnsupportedError(f"{error}{way_out}") from error
+
+
+def classify(job: Job) -> list[int]:
+    """Positions of the inputs that are classified right, unchanged."""
+    for index in job.batches("clean", 0, list(range(len(job.x)))):
+        start = time.perf_counter()
+        x, y = job.take(index)
+        try:
+            prediction = check_logits(job.model, x).argmax(1)
+        except InputError as error:
+            raise InputError(f"in the batch that starts at input {int(index[0])}: {error}") from error
+        rows = zip(index.tolist(), (prediction == y).tolist(), prediction.tolist(), strict=True)
+        job.store.add("clean", 0, [Outcome(*row) for row in rows], [], seconds=time.perf_counter() - start)
+    return [position for position, outcome in job.store.outcomes("clean", 0).items() if outcome.passed]
+
+
+def certify(job: Job, right: list[int]) -> dict[int, tuple[int, str]]:
+    """Largest level proved for each input, and by which certificate; inputs with no proof are left out."""
+    proofs: dict[int, tuple[int, str]] = {}
+    if job.settings["certify"] is None:
+        return proofs
+    for level in range(len(job.levels), 0, -1):
+        for index in job.batches("certify", level, [p for p in right if p not in proofs]):
+            start = time.perf_counter()
+            method, options = job.settings["certify"], job.settings["certify_options"]
+            with advice("certify"):
+                result = run_certify(job.model, *job.take(index), job.levels[level - 1], method, **options)
+            by = result.by or (method,) * len(index)
+            rows = zip(index.tolist(), result.certified.tolist(), by, strict=True)
+            outcomes = [Outcome(position, passed, None, name if passed else "") for position, passed, name in rows]
+            job.store.add("certify", level, outcomes, [], seconds=time.perf_counter() - start)
+        proved = (o for o in job.store.outcomes("certify", level).values() if o.passed)
+        proofs |= {outcome.position: (level, outcome.by) for outcome in proved}
+    return proofs
+
+
+def attack(job: Job, right: list[int], proofs: dict[int, tuple[int, str]]) -> None:
+    """Attacks what still holds, certified or not: the attack is the test of the certificate."""
+    for level in range(1, len(job.levels) + 1):
+        for index in job.batches("attack", level, right):
+            start = time.perf_counter()
+            x, y = job.take(index)
+            method, options, seed = (job.settings[key] for key in ("attack", "attack_options", "seed"))
+            threat = job.levels[level - 1]
+            result = run_attack(job.model, x, y, threat, method, seed=seed, index=index, **options)
+            after = check_logits(job.model, result.x_adv).argmax(1).tolist()
+            outcomes, examples = [], []
+            for i, position in enumerate(index.tolist()):
+                broken = bool(result.success[i])
+                outcomes.append(Outcome(position, not broken, after[i] if broken else None, result.by[i]))
+                if broken:
+                    examples.append(Example(position, x[i].cpu().numpy(), result.x_adv[i].detach().cpu().numpy()))
+                    if proofs.get(position, (0, ""))[0] >= level:
+                        raise _unsound(job, examples[-1], level, result.by[i], *proofs[position])
+            job.store.add("attack", level, outcomes, examples, seconds=time.perf_counter() - start)
+        held = job.store.outcomes("attack", level)
+        right = [position for position in right if held[position].passed]
+
+
+def _unsound(job: Job, example: Example, level: int, by: str, proved: int, certificate: str) -> SoundnessError:
+    """The error for a certified input that was broken; puts the evidence into a file first."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-")) if job.folder is None else job.folder
+    path = folder / f"soundness-{example.position}.npz"
+    threat, certified = str(job.levels[level - 1]), str(job.levels[proved - 1])
+    label = int(job.y[example.position])
+    try:
+        save_arrays(path, x=example.x, x_adv=example.x_adv, label=label, threat=threat, certified=certified)
+        kept = f"the evidence is in '{path}'"
+    except OSError as error:
+        kept = f"the evidence could not be written to '{path}': {error}"
+    return SoundnessError(
+        f"input {example.position} is certified at {certified} by '{certificate}', but the attack '{by}' broke it at "
+        f"{threat}. One of the two is wrong: this is a bug in Holdfast, please report it; {kept}."
+    )
+
+
+def records(job: Job, sizes: tuple[float, ...], proofs: dict[int, tuple[int, str]]) -> tuple[Record, ...]:
+    """What is stored, as one bracket per input; `sizes` are the budgets as numbers."""
+    broken = {
+        outcome.position: (size, outcome)
+        for level, size in enumerate(sizes, 1)
+        for outcome in job.store.outcomes("attack", level).values()
+        if not outcome.passed
+    }
+    rows = []
+    for position, clean in job.store.outcomes("clean", 0).items():
+        prediction, label = int(clean.prediction or 0), int(job.y[position])
+        if not clean.passed:
+            rows.append(Record(position, label, prediction, None, "", 0.0, "clean", None))
+            continue
+        level, certificate = proofs.get(position, (0, ""))
+        size, outcome = broken.get(position, (None, Outcome(position, True)))
+        proved = sizes[level - 1] if level else 0.0
+        rows.append(Record(position, label, prediction, proved, certificate, size, outcome.by, outcome.prediction))
+    return tuple(rows)

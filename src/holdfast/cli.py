@@ -1,0 +1,179 @@
+"""The command line: thin commands on top of the Python functions of the same names."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import holdfast as hf
+from holdfast.audit import load_audit, render
+from holdfast.data import download, list_data
+from holdfast.errors import HoldfastError, InputError, StorageError
+from holdfast.models import list_models, make_model
+from holdfast.registry import KINDS
+from holdfast.train import Interrupted, list_recipes, parse_override
+
+app = typer.Typer(
+    name="holdfast",
+    help="How far can an adversary push a neural network before it breaks, and what can be proved about it?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Data sets: what there is, and how to get it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+console = Console()
+
+DataOption = Annotated[str, typer.Option("--data", help="Name of a data set (`holdfast data list`) or a path.")]
+ThreatOption = Annotated[str, typer.Option("--threat", help="linf:8/255, l2:0.5, l1:10, patch:5x5, sparse:10.")]
+RootOption = Annotated[
+    Path | None, typer.Option("--root", help="Folder with data files; the cache folder if not given.")
+]
+ArchitectureOption = Annotated[
+    str | None, typer.Option(help="Architecture of a file that holds weights alone, e.g. small-star.")
+]
+
+
+def open_model(path: Path, architecture: str | None, data: hf.Dataset) -> nn.Module:
+    """The model of a file; weights alone need to be told their architecture."""
+    if architecture is None:
+        return hf.load_model(path)
+    shape, classes = tuple(data.test.x.shape[1:]), len(data.classes)
+    return hf.load_model(path, make_model(architecture, input_shape=shape, classes=classes))
+
+
+@app.command()
+def audit(
+    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")],
+    data: DataOption = "mnist-mini",
+    threat: ThreatOption = "linf:0.1",
+    n: Annotated[int, typer.Option("--n", help="Audit the first N test inputs.")] = 500,
+    budgets: Annotated[int, typer.Option(help="How many budgets, up to the threat's own.")] = 5,
+    attack: Annotated[str, typer.Option(help="Attack (`holdfast methods attack`).")] = "cascade",
+    certify: Annotated[str, typer.Option(help="Certificate (`holdfast methods certify`).")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-THREAT if not given.")] = None,
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Bracket the robust accuracy of a model: what attacks break, what a proof guarantees.
+
+    Run it again after a kill: it goes on where it stopped.
+    """
+    limit = hf.threat(threat)
+    dataset = hf.load_data(data, root=root)
+    network = open_model(model, architecture, dataset)
+    folder = out or Path("runs") / f"audit-{model.stem}-{threat.replace(':', '-').replace('/', '_')}"
+    result = hf.audit(
+        network,
+        dataset,
+        limit,
+        n=n,
+        budgets=budgets,
+        attack=attack,
+        certify=certify,
+        out=folder,
+        seed=seed,
+        name=model.stem,
+    )
+    console.print(result.table())
+    typer.echo(f"report: {folder / 'report.html'}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished audits.")],
+    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
+) -> None:
+    """Put several audits side by side on one page."""
+    page = render([load_audit(run) for run in runs])
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {out}: {error.strerror}") from error
+    typer.echo(f"report: {out}")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="Name of a recipe, or a TOML file.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Override: key=value, e.g. epochs=3.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/RECIPE if not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing run.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Show the recipes that come with Holdfast.")] = False,
+) -> None:
+    """Train a model by a recipe."""
+    if listing or recipe is None:
+        rows = [[r.name, r.summary, r.needs] for r in list_recipes()]
+        console.print(_table(["recipe", "what it is", "what it takes"], rows))
+        return
+    is_run = Path(recipe).is_dir()
+    folder = out or (Path(recipe) if is_run and resume else Path("runs") / Path(recipe).stem)
+    overrides = dict(parse_override(text) for text in settings or [])
+    result = hf.train(recipe, out=folder, resume=resume, force=force, **overrides)
+    shown = {key: value for key, value in result.history[-1].items() if isinstance(value, int | float)}
+    typer.echo("  ".join(f"{key}={value:.4g}" for key, value in shown.items()))
+    typer.echo(f"model: {folder / 'model.safetensors'}")
+
+
+@app.command()
+def methods(kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}.")] = None) -> None:
+    """List the methods: what each does, what it guarantees, for which threats."""
+    if kind is not None and kind not in KINDS:
+        raise InputError(f"unknown kind '{kind}'; expected one of {', '.join(KINDS)}")
+    rows = [[m.kind, m.name, m.summary, m.guarantee, " ".join(m.threats), m.reference] for m in hf.methods(kind)]
+    console.print(_table(["kind", "name", "what it does", "guarantee", "threats", "reference"], rows))
+
+
+@app.command()
+def models() -> None:
+    """List the architectures that `make_model` and recipes know."""
+    rows = [[m.name, f"{m.parameters:,}", m.summary] for m in list_models()]
+    console.print(_table(["name", "parameters", "what it is"], rows))
+
+
+@data_app.command("list")
+def data_list(root: RootOption = None) -> None:
+    """List the data sets, and which of them are on this machine."""
+    rows = [
+        [d.name, d.summary, f"{d.size / 1e6:.0f} MB" if d.size else "-", d.license, "yes" if d.present else "no"]
+        for d in list_data(root=root)
+    ]
+    console.print(_table(["name", "what it is", "size", "license", "here"], rows))
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")],
+    root: RootOption = None,
+    mirror: Annotated[
+        str | None, typer.Option(help="Base address to fetch from instead of the canonical host.")
+    ] = None,
+) -> None:
+    """Download a data set from its canonical host; goes on with an unfinished download, checks every checksum."""
+    typer.echo(f"{name}: {download(name, root=root, mirror=mirror)}")
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> Table:
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def main() -> None:
+    """Entry point: an error of our own becomes one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except Interrupted as error:
+        typer.echo(str(error), err=True)
+        sys.exit(130)
+    except (HoldfastError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)

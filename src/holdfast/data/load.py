@@ -1,0 +1,153 @@
+"""One call for every data set: a known name, or the path of your own files."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from holdfast.data.builtin import mnist_mini, two_moons
+from holdfast.data.cifar import find_cifar10, find_cifar100, read_cifar
+from holdfast.data.dataset import Dataset
+from holdfast.data.files import cache_root, reading
+from holdfast.data.folder import read_folder
+from holdfast.data.idx import find_idx, read_idx
+from holdfast.data.npz import read_npz
+from holdfast.data.sources import BUILTIN, SOURCES, find_source
+from holdfast.data.svhn import find_svhn, read_svhn
+from holdfast.errors import InputError, StorageError, did_you_mean
+
+_ARCHIVES = (".tar.gz", ".tgz", ".tar")
+_FOLDERS: tuple[tuple[Callable[[Path], Path | None], Callable[..., Dataset]], ...] = (
+    (find_idx, read_idx),
+    (find_cifar10, read_cifar),
+    (find_cifar100, read_cifar),
+    (find_svhn, read_svhn),
+)
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """A known data set: `size` is the bytes to download, `present` says that `load_data` would find it."""
+
+    name: str
+    summary: str
+    size: int
+    license: str
+    present: bool
+
+
+def list_data(root: str | os.PathLike[str] | None = None) -> list[DataInfo]:
+    """All data sets known by name, and whether each is there already."""
+    builtin = [
+        DataInfo(
+            "mnist-mini", "MNIST excerpt, 10,000 + 2,000 images 1x28x28, 10 classes; embedded", 0, "CC BY-SA 3.0", True
+        ),
+        DataInfo("two-moons", "points in the unit square, 2 classes; made on the fly", 0, "none needed", True),
+    ]
+    folder = cache_root(root)
+    return builtin + [
+        DataInfo(each.name, each.summary, each.size, each.license, find_source(each, folder) is not None)
+        for each in SOURCES.values()
+    ]
+
+
+def load_data(
+    source: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    n: int | None = None,
+    noise: float | None = None,
+    boxes: str | os.PathLike[str] | None = None,
+    test_fraction: float | None = None,
+) -> Dataset:
+    """Load a data set by name, or from files of yours. Nothing is ever downloaded here; see `download`.
+
+    Args:
+        source: a name of `list_data()`, or the path of an .npz file, an MNIST-style folder of idx files, a folder or
+            archive of CIFAR batches, a folder with SVHN's .mat files, or a folder of class folders with images. A name
+            wins over a path that is spelled the same; write ./mnist for the folder.
+        root: folder to look for a named set in; the cache folder unless given.
+        seed: decides the points of two-moons, and the test images of a folder that has no test folder.
+        n: number of points of two-moons in each split (1000 unless given).
+        noise: standard deviation of the noise of two-moons (0.1 unless given).
+        boxes: CSV file of bounding boxes for a folder of images, with the columns file, x0, y0, x1, y1.
+        test_fraction: share of each class to test on, for a folder of images without a test folder (0.2 unless given).
+
+    >>> data = load_data("mnist-mini")
+    >>> data.train.x.shape, len(data.test), data.classes[:3]
+    (torch.Size([10000, 1, 28, 28]), 2000, ('0', '1', '2'))
+    """
+    name = os.fspath(source)
+    moons = {"n": n, "noise": noise}
+    images = {"boxes": boxes, "test_fraction": test_fraction}
+    if name == "two-moons":
+        _refuse(images, "a folder of images", name)
+        return two_moons(1000 if n is None else n, noise=0.1 if noise is None else noise, seed=seed)
+    _refuse(moons, "two-moons", name)
+    if name in BUILTIN or name in SOURCES:
+        _refuse(images, "a folder of images", name)
+        return mnist_mini() if name == "mnist-mini" else _load_named(name, root)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise _not_found(name)
+    read = _published_reader(path)
+    if read is None:
+        return read_folder(
+            path,
+            name=path.resolve().name,
+            boxes=None if boxes is None else Path(boxes).expanduser(),
+            test_fraction=0.2 if test_fraction is None else test_fraction,
+            seed=seed,
+        )
+    _refuse(images, "a folder of images", name)
+    return read()
+
+
+def _refuse(options: Mapping[str, object], meant_for: str, name: str) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise InputError(f"the option '{option}' is for {meant_for}; it has no meaning for '{name}'")
+
+
+def _load_named(name: str, root: str | os.PathLike[str] | None) -> Dataset:
+    folder = cache_root(root)
+    read = find_source(SOURCES[name], folder)
+    if read is None:
+        where = "" if root is None else f" --root {folder}"
+        raise StorageError(
+            f"'{name}' is not in '{folder}'. Run `holdfast data get {name}{where}` to download it "
+            f"({SOURCES[name].size / 1e6:.0f} MB), or pass the path of its files."
+        )
+    return read()
+
+
+def _not_found(name: str) -> InputError | StorageError:
+    if any(mark in name for mark in (os.sep, "/", ".", "~")):
+        return StorageError(f"there is no file or folder '{name}'")
+    return InputError(
+        f"unknown data set '{name}', and no such file or folder. " + did_you_mean(name, (*BUILTIN, *SOURCES))
+    )
+
+
+def _published_reader(path: Path) -> Callable[[], Dataset] | None:
+    """How to read a file, or a folder in one of the published layouts; None for any other folder."""
+    name = path.resolve().name
+    if path.is_dir():
+        for find, read in _FOLDERS:
+            with reading(path):
+                found = find(path)
+            if found is not None:
+                return partial(read, found, name=name)
+        return None
+    if path.suffix == ".npz":
+        return partial(read_npz, path, name=path.stem)
+    if name.endswith(_ARCHIVES):
+        return partial(read_cifar, path, name=name.split(".")[0])
+    if path.suffix == ".mat":
+        return partial(read_svhn, path.parent, name=path.resolve().parent.name)
+    raise InputError(
+        f"'{path}' has no known format; expected .npz, .mat, {', '.join(_ARCHIVES)}, or a folder "
+        "(idx files, CIFAR batches, SVHN, or class folders with images)"
+    )

@@ -1,0 +1,55 @@
+"""Random crops and flips of a batch of images, each fixed by the seed, the step and the image's place in the data."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import InputError
+from holdfast.random import Noise
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """What one batch went through: apply it to anything that lies in the frame of the images, such as a perturbation.
+
+    Attributes:
+        padding: zeros added on every side before the crop.
+        offset: (B, 2) top-left corner (row, column) of the crop in the padded image, or None for no crop.
+        flipped: (B,) bool, mirrored left to right, or None for no flips.
+    """
+
+    padding: int = 0
+    offset: Tensor | None = None
+    flipped: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Crop, then flip; (B, C, H, W) to the same shape."""
+        if self.offset is not None:
+            x = _crop(x, self.padding, self.offset)
+        if self.flipped is not None:
+            x = torch.where(self.flipped[:, None, None, None], x.flip(-1), x)
+        return x
+
+
+def _crop(x: Tensor, padding: int, offset: Tensor) -> Tensor:
+    batch, channels, height, width = x.shape
+    padded = torch.nn.functional.pad(x, [padding] * 4)
+    rows = offset[:, :1] + torch.arange(height, device=x.device)
+    columns = offset[:, 1:] + torch.arange(width, device=x.device)
+    image = torch.arange(batch, device=x.device)[:, None, None, None]
+    channel = torch.arange(channels, device=x.device)[None, :, None, None]
+    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def draw_transform(noise: Noise, *, crop: int, flip: bool) -> Transform:
+    """A transform for the inputs of `noise`: crops of the padded image if `crop` > 0, flips with probability 1/2."""
+    offset = noise.fork(0).integers(2 * crop + 1, (2,)) if crop else None
+    flipped = noise.fork(1).integers(2).bool() if flip else None
+    return Transform(crop, offset, flipped)
+
+
+def check_images(shape: tuple[int, ...], *, crop: int, flip: bool) -> None:
+    """Refuse to augment what is not an image; `shape` is that of one input."""
+    if (crop or flip) and len(shape) != 3:
+        raise InputError(f"augment: crop and flip need images of shape (C, H, W), the inputs have shape {shape}")

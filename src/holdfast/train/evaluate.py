@@ -1,0 +1,51 @@
+"""How good is the model now? Accuracy on inputs held out of training, with and without a small attack."""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.pgd import pgd
+from holdfast.random import Noise
+from holdfast.threats import Threat
+from holdfast.train.context import in_mode
+from holdfast.train.workers import Workers
+
+
+def evaluate(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat | None,
+    *,
+    attack_steps: int,
+    batch_size: int,
+    seed: int,
+    team: Workers,
+) -> dict[str, float]:
+    """Fractions of the inputs classified right: "clean", and "robust" under PGD if there is a threat.
+
+    Each process takes its share of the inputs; the answer depends neither on their number nor on the batch size.
+
+    Args:
+        model: on any device; evaluated in eval mode and left as it came.
+        x: inputs (N, ...).  y: labels (N,).
+        threat: of the attack, at its full budget.
+        attack_steps: of PGD; 0 for no attack.
+        batch_size: inputs at a time.
+        seed: of the attack's random starts.
+        team: the processes of the run.
+    """
+    place = next(model.parameters())
+    attacked = threat is not None and attack_steps > 0
+    clean = robust = 0
+    with in_mode(model, False), torch.no_grad():
+        for index in torch.arange(len(x))[team.rank :: team.count].split(batch_size):
+            inputs, labels = x[index].to(place), y[index].to(place.device)
+            right = model(inputs).argmax(1) == labels
+            clean += int(right.sum())
+            if attacked and threat is not None and bool(right.any()):
+                noise = Noise(seed, index.to(place.device))[right]
+                broken = pgd(model, inputs[right], labels[right], threat, noise=noise, steps=attack_steps).success
+                robust += int((~broken).sum())
+    clean_count, robust_count = team.total([clean, robust])
+    scores = {"clean": clean_count / len(x)}
+    return {**scores, "robust": robust_count / len(x)} if attacked else scores

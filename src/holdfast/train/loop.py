@@ -1,0 +1,246 @@
+"""The one training loop. It reads from top to bottom; what changes between methods is the objective."""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.data import Dataset, Split
+from holdfast.errors import HoldfastError
+from holdfast.models import save_model
+from holdfast.random import Noise
+from holdfast.registry import get
+from holdfast.results import TrainResult
+from holdfast.train import files
+from holdfast.train.augment import draw_transform
+from holdfast.train.context import Context
+from holdfast.train.display import display, write_scalars
+from holdfast.train.evaluate import evaluate
+from holdfast.train.interrupt import Interrupted, stop_on_signal
+from holdfast.train.optimize import (
+    gradient_norm,
+    learning_rate,
+    make_average,
+    make_optimizer,
+    refresh_batch_norm,
+    set_learning_rate,
+)
+from holdfast.train.recipe import Recipe, Source, load_recipe
+from holdfast.train.schedules import BUDGETS, with_budget
+from holdfast.train.setup import Task, fingerprint, open_run, prepare, run_folder
+from holdfast.train.state import Best, RunState, copy_weights, load_weights
+from holdfast.train.workers import Workers, find_workers, make_step
+
+# One seed serves several uses; each draws from a stream of its own.
+_ORDER, _ATTACK, _AUGMENT, _VALIDATE = range(4)
+
+
+def train(
+    recipe: Source,
+    model: nn.Module | None = None,
+    data: Dataset | str | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    progress: bool = True,
+    **overrides: Any,
+) -> TrainResult:
+    """Trains a model by a recipe and returns the best epoch on held-out data.
+
+    The same recipe, seed and machine give the same weights, also when the run was interrupted and resumed. Under
+    `torchrun` every process takes its share of each batch; only rank 0 writes files.
+
+    Args:
+        recipe: a shipped name, a .toml file, the folder of an earlier run, a dict or a Recipe.
+        model: trained in place, on its device; by default the recipe's architecture with fresh weights.
+        data: a data set or a name for `load_data`; by default the recipe's.
+        out: folder for the run; without it nothing is kept on disk.
+        resume: go on with the run in `out`. `epochs` may differ from the recipe of the run, nothing else.
+        force: replace a run that is already in `out`.
+        progress: show bars, if standard error is a terminal.
+        **overrides: keys of the recipe, such as epochs=2, optimizer={"lr": 0.1} or **{"optimizer.lr": 0.1}.
+
+    Returns:
+        The model in eval mode (the best epoch on the validation split; the last one if `validation` is 0; the averaged
+        weights if the recipe averages), the history, and the folder.
+
+    Example:
+        >>> import holdfast as hf
+        >>> result = train("mnist-mini-standard", epochs=1, validation=0.9, progress=False)
+        >>> sorted(result.history[0])[:3]
+        ['budget', 'epoch', 'gradient_norm']
+    """
+    resolved = load_recipe(recipe, overrides)
+    folder = run_folder(recipe, out, resume=resume, force=force)
+    team = find_workers()
+    team.wait()  # rank 0 creates the folder only once all of them have looked at it
+    cuda = range(torch.cuda.device_count())
+    with stop_on_signal() as stop, torch.random.fork_rng(devices=cuda):
+        # Layers that draw from torch's global generator must differ between the processes, as the examples do.
+        torch.manual_seed(resolved.seed + team.rank)
+        task = prepare(resolved, model, data, folder)
+        plan, model = task.recipe, task.model
+        optimizer, average = make_optimizer(plan.optimizer, model), make_average(plan.average, model)
+        run = RunState(model, optimizer, average, data=fingerprint(task.train))
+        step = make_step(model, get("train", plan.objective.name).function, plan.objective.options, team)
+        if folder is not None:
+            open_run(folder, task, run, team, resume=resume)
+            save(folder, run, team)
+
+        batches = shuffled(len(task.train), plan, 0)
+        with display(progress and team.leads, epochs=plan.epochs, batches=len(batches)) as shown:
+            while run.epoch < plan.epochs:
+                shown.show_epoch(run.epoch, run.history[-1] if run.history else {})
+                batches = shuffled(len(task.train), plan, run.epoch)
+                model.train()
+                while run.batch < len(batches):
+                    started = time.perf_counter()
+                    index, fraction = team.share(batches[run.batch])
+                    x, y, context = make_batch(task, run, index, len(batches))
+                    run.optimizer.zero_grad()
+                    loss, metrics = step(x, y, context)
+
+                    values = {"loss": loss.detach(), **metrics}
+                    means = [float(value) * fraction for value in values.values()]
+                    stopping, *means = team.total([float(stop.is_set), *means])
+                    _check_finite(means[0], "loss", run)
+                    # DistributedDataParallel divides by the number of processes; the mean is over the global batch.
+                    (loss * (fraction * team.count)).backward()
+                    norm = gradient_norm(model, plan.optimizer.clip_norm)
+                    _check_finite(norm, "gradient", run)
+                    run.optimizer.step()
+
+                    if run.average is not None and plan.average.name == "ema" and run.epoch >= plan.average.start_epoch:
+                        run.average.update_parameters(model)
+                    run.seconds += time.perf_counter() - started
+                    run.count({**dict(zip(values, means, strict=True)), "norm": norm}, len(batches[run.batch]))
+                    shown.show_step(run.batch, means[0])
+                    if stopping:
+                        _leave(folder, run, team, len(batches))
+
+                if run.average is not None and plan.average.name == "swa" and run.epoch >= plan.average.start_epoch:
+                    run.average.update_parameters(model)
+                    refresh_batch_norm(run.average.module, inputs(task, batches))
+                finish_epoch(task, run, team, len(batches))
+                if folder is not None:
+                    save(folder, run, team)
+                    if plan.tensorboard and team.leads:
+                        write_scalars(folder / files.TENSORBOARD, run.history[-1])
+
+        load_weights(model, copy_weights(run.judged) if run.best is None else run.best.weights)
+        model.eval()
+        if folder is not None and team.leads:
+            save_model(model, folder / files.MODEL, recipe=plan.name, threat=plan.threat or "none")
+        team.wait()
+        return TrainResult(model, run.history, folder)
+
+
+def shuffled(count: int, recipe: Recipe, epoch: int) -> tuple[Tensor, ...]:
+    """The global batches of an epoch, as indices: an order that follows from the seed and the epoch alone."""
+    order = Noise.for_batch(recipe.seed, count).fork(_ORDER).fork(epoch).bits(()).argsort()
+    return torch.split(order, recipe.batch_size)
+
+
+def make_batch(task: Task, run: RunState, index: Tensor, batches: int) -> tuple[Tensor, Tensor, Context]:
+    """Augmented inputs and labels on the model's device, and the context; sets the learning rate of this step."""
+    recipe, step = task.recipe, run.epoch * batches + run.batch
+    t = run.epoch + (run.batch + 0.5) / batches
+    set_learning_rate(run.optimizer, learning_rate(recipe, t))
+    place = next(run.model.parameters())
+    noise = Noise(recipe.seed, index.to(place.device))
+    transform = draw_transform(noise.fork(_AUGMENT).fork(step), crop=recipe.augment.crop, flip=recipe.augment.flip)
+    context = Context(
+        epoch=run.epoch,
+        step=step,
+        progress=t / recipe.epochs,
+        index=noise.index,
+        noise=noise.fork(_ATTACK).fork(step),
+        transform=transform,
+        state=run.objective,
+        count=len(task.train),
+        optimizer=run.optimizer,
+        adversary=None if task.threat is None else with_budget(task.threat, budget_factor(recipe, t)),
+    )
+    return transform(task.train.x[index].to(place)), task.train.y[index].to(place.device), context
+
+
+def budget_factor(recipe: Recipe, t: float) -> float:
+    """Share of the threat's budget at the progress `t`, in epochs."""
+    return BUDGETS[recipe.budget.name](t, recipe.epochs, **recipe.budget.options)
+
+
+def inputs(task: Task, batches: tuple[Tensor, ...]) -> Iterator[Tensor]:
+    """The training inputs as they are, batch by batch."""
+    place = next(task.model.parameters())
+    return (task.train.x[index].to(place) for index in batches)
+
+
+def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None:
+    """Validates, notes the best epoch, and closes the epoch with its row of the history."""
+    recipe, count = task.recipe, len(task.train)
+    t = run.epoch + (batches - 0.5) / batches
+    figures = {key: total / count for key, total in run.totals.items()}
+    row: dict[str, Any] = {
+        "epoch": run.epoch + 1,
+        "learning_rate": learning_rate(recipe, t),
+        "budget": 0.0 if task.threat is None else task.threat.budget * budget_factor(recipe, t),
+        "gradient_norm": figures.pop("norm"),
+        **{f"train_{key}": value for key, value in figures.items()},
+    }
+    scores = validate(task.validation, task, run, team)
+    row |= {f"validation_{key}": value for key, value in scores.items()}
+    row |= {"seconds": run.seconds, "images_per_second": count / run.seconds}
+    ready = run.average is None or run.averaging
+    if scores and ready and (run.best is None or scores[recipe.selects] > run.best.score):
+        run.best = Best(run.epoch + 1, scores[recipe.selects], copy_weights(run.judged))
+    run.next_epoch(row)
+
+
+def validate(split: Split | None, task: Task, run: RunState, team: Workers) -> dict[str, float]:
+    """Accuracies on the held-out split, at the full budget; empty without one."""
+    if split is None:
+        return {}
+    part = split[: task.recipe.evaluate.count]
+    return evaluate(
+        run.judged,
+        part.x,
+        part.y,
+        task.threat,
+        attack_steps=task.recipe.evaluate.attack_steps,
+        batch_size=task.recipe.batch_size,
+        seed=task.recipe.seed + _VALIDATE,
+        team=team,
+    )
+
+
+def save(folder: Path, run: RunState, team: Workers) -> None:
+    """Best weights, checkpoint and history; in this order, so that a crash in between repeats the epoch."""
+    snapshot = run.snapshot(team)
+    if not team.leads:
+        return
+    if run.best is not None and (not run.history or run.best.epoch == run.history[-1]["epoch"]):
+        best = {"epoch": run.best.epoch, "score": run.best.score, "weights": run.best.weights}
+        files.write_tensors(folder / files.BEST, best)
+    files.write_tensors(folder / files.LAST, snapshot)
+    files.write_history(folder, run.history)
+
+
+def _check_finite(value: float, what: str, run: RunState) -> None:
+    if not math.isfinite(value):
+        raise HoldfastError(
+            f"the {what} became {value} in epoch {run.epoch + 1}, batch {run.batch + 1}. "
+            "The last checkpoint is from before. Try a lower optimizer.lr, a warmup, or optimizer.clip_norm."
+        )
+
+
+def _leave(folder: Path | None, run: RunState, team: Workers, batches: int) -> None:
+    where = f"interrupted in epoch {run.epoch + 1} after {run.batch} of {batches} batches"
+    if folder is None:
+        raise Interrupted(f"{where}; nothing is kept, as the run has no folder (out=)")
+    save(folder, run, team)
+    raise Interrupted(f"{where}; saved. Go on with: holdfast train {folder} --resume")

@@ -1,0 +1,68 @@
+"""Optimisers and averages of the weights, all of them torch's own."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+
+from holdfast.errors import InputError
+from holdfast.train.recipe import AveragePart, OptimizerPart, Recipe
+from holdfast.train.schedules import LEARNING_RATES, warm_up
+
+
+def make_optimizer(part: OptimizerPart, model: nn.Module) -> Optimizer:
+    """The optimiser of the recipe on the parameters that want gradients."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError("the model has no parameters that require gradients: there is nothing to train")
+    if part.name == "sgd":
+        return SGD(
+            parameters, lr=part.lr, momentum=part.momentum, nesterov=part.nesterov, weight_decay=part.weight_decay
+        )
+    kind = Adam if part.name == "adam" else AdamW
+    return kind(parameters, lr=part.lr, weight_decay=part.weight_decay)
+
+
+def learning_rate(recipe: Recipe, t: float) -> float:
+    """The learning rate at the progress `t`, in epochs."""
+    choice = recipe.learning_rate
+    factor = LEARNING_RATES[choice.name](t, recipe.epochs, **choice.options)
+    return recipe.optimizer.lr * factor * warm_up(t, recipe.warmup)
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """The same learning rate for every group of parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def gradient_norm(model: nn.Module, clip_norm: float | None) -> float:
+    """Norm of the whole gradient before clipping; clips it if asked."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
+    return float(norm)
+
+
+def make_average(part: AveragePart, model: nn.Module) -> AveragedModel | None:
+    """The running average of the weights, or None.
+
+    An exponential average takes the buffers (batch-norm statistics) along; the equal-weight average of SWA recomputes
+    them (`refresh_batch_norm`), since its weights may lie far from every point of the trajectory.
+    """
+    if part.name == "none":
+        return None
+    if part.name == "ema":
+        return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(part.decay), use_buffers=True)
+    return AveragedModel(model)
+
+
+def refresh_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Running statistics of batch norm over the batches (B, ...); does nothing for a model without it.
+
+    Izmailov et al., "Averaging weights leads to wider optima and better generalization", 2018.
+    """
+    update_bn(batches, model)

@@ -1,0 +1,164 @@
+"""From a recipe to what the loop needs: data, model and folder, all checked before the first step."""
+
+import platform
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.checks import check_labels, check_logits
+from holdfast.data import Dataset, Split, load_data, split_validation
+from holdfast.errors import InputError
+from holdfast.models import make_model
+from holdfast.models.catalog import count_parameters, get_architecture
+from holdfast.threats import Threat
+from holdfast.train import files
+from holdfast.train.augment import check_images
+from holdfast.train.context import in_mode
+from holdfast.train.display import check_tensorboard
+from holdfast.train.recipe import Recipe, Source, load_recipe, to_table, to_toml
+from holdfast.train.state import Best, RunState
+from holdfast.train.validate import Choice
+from holdfast.train.workers import Workers
+
+# What a resumed run may change: how long it goes on, and what has no effect on the weights.
+_FREE = ("epochs", "tensorboard", "name", "summary", "needs")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is trained on what: `recipe` with the model and the data that were given filled in."""
+
+    recipe: Recipe
+    model: nn.Module
+    data: str
+    train: Split
+    validation: Split | None
+    threat: Threat | None
+
+
+def run_folder(recipe: Source, out: str | Path | None, *, resume: bool, force: bool) -> Path | None:
+    """The folder of the run, checked; a run is resumed where it is if `recipe` is its folder."""
+    if resume and force:
+        raise InputError("resume and force exclude each other: go on with the run, or replace it")
+    if out is None and resume:
+        if not isinstance(recipe, str | Path) or not Path(recipe).is_dir():
+            raise InputError("resume needs the folder of the run: give out=, or the folder in place of the recipe")
+        out = recipe
+    if out is None:
+        return None
+    folder = Path(out)
+    files.check_free(folder, resume=resume, force=force)
+    if resume and not (folder / files.RECIPE).is_file():
+        raise InputError(f"there is no run to resume in {folder}; start it without resume")
+    return folder
+
+
+def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None, folder: Path | None) -> Task:
+    """Loads the data, builds the model, and checks that they fit each other and the recipe."""
+    dataset = data if isinstance(data, Dataset) else _load(data or recipe.data)
+    split, validation = dataset.train, None
+    if recipe.validation > 0:
+        split, validation = split_validation(dataset.train, recipe.validation, recipe.seed)
+    shape = tuple(split.x.shape[1:])
+    check_images(shape, crop=recipe.augment.crop, flip=recipe.augment.flip)
+    model, choice = _model(recipe, model, shape, len(dataset.classes))
+    _check_fit(model, split, dataset)
+    if recipe.tensorboard:
+        check_tensorboard(folder)
+    source = data if isinstance(data, str) else recipe.data if data is None else data.name
+    recipe = replace(recipe, data=source, model=choice)
+    return Task(recipe, model, dataset.name, split, validation, recipe.adversary)
+
+
+def _load(name: str | None) -> Dataset:
+    if name is None:
+        raise InputError("data: missing; name it in the recipe or give data=")
+    return load_data(name)
+
+
+def _model(
+    recipe: Recipe, model: nn.Module | None, shape: tuple[int, ...], classes: int
+) -> tuple[nn.Module, Choice | None]:
+    """The model to train, and what the recipe of the run says about it (nothing, for a module of unknown making)."""
+    if model is not None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+        made = get_architecture(model)
+        return model, None if made is None else Choice(made[0], made[1])
+    if recipe.model is None:
+        raise InputError("model: missing; name an architecture in the recipe or give model=")
+    options = {"input_shape": shape, "classes": classes, **recipe.model.options}
+    built = make_model(recipe.model.name, seed=recipe.seed, **options)
+    return built.to("cuda" if torch.cuda.is_available() else "cpu"), recipe.model
+
+
+def _check_fit(model: nn.Module, split: Split, dataset: Dataset) -> None:
+    classes = len(dataset.classes)
+    check_labels(split.y, len(split), classes)
+    if classes < 2:
+        raise InputError(f"the data '{dataset.name}' has {classes} class; a classifier needs at least 2")
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise InputError("the model has no parameters: there is nothing to train")
+    with in_mode(model, False):
+        logits = check_logits(model, split.x[:2].to(parameter))
+    if logits.shape[1] != classes:
+        raise InputError(
+            f"the model returns {logits.shape[1]} logits but the data '{dataset.name}' has {classes} classes; "
+            "they must be as many"
+        )
+
+
+def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: bool) -> None:
+    """Starts the folder of a new run, or brings `run` to where the saved one stopped."""
+    if resume:
+        _check_same(load_recipe(folder), task.recipe)
+        saved = files.read_tensors(folder / files.LAST)
+        run.restore(saved, team)
+        if (folder / files.BEST).is_file():
+            run.best = Best(**files.read_tensors(folder / files.BEST))
+    team.wait()
+    if not team.leads:
+        return
+    if not resume:
+        files.clear(folder)
+    files.write_text(folder / files.RECIPE, to_toml(task.recipe))
+    files.write_json(folder / files.RUN, _about(task, team))
+
+
+def _check_same(before: Recipe, now: Recipe) -> None:
+    old, new = to_table(before), to_table(now)
+    for key in {**old, **new}:
+        if key not in _FREE and old.get(key) != new.get(key):
+            raise InputError(
+                f"{key}: the run has {old.get(key)!r}, the recipe now says {new.get(key)!r}. A resumed run may change "
+                "'epochs' alone; start another run for anything else."
+            )
+
+
+def fingerprint(split: Split) -> int:
+    """A checksum of the labels and of some inputs: enough to notice that the data changed."""
+    return zlib.crc32(split.y.cpu().numpy().tobytes(), zlib.crc32(split.x[:64].cpu().numpy().tobytes()))
+
+
+def _about(task: Task, team: Workers) -> dict[str, Any]:
+    place = next(task.model.parameters())
+    return {
+        "holdfast": holdfast.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "seed": task.recipe.seed,
+        "device": str(place.device),
+        "dtype": str(place.dtype),
+        "processes": team.count,
+        "threads": torch.get_num_threads(),
+        "data": task.data,
+        "training examples": len(task.train),
+        "validation examples": 0 if task.validation is None else len(task.validation),
+        "parameters": count_parameters(task.model),
+    }

@@ -1,0 +1,103 @@
+"""Truth on linear models, where the worst case is known in closed form."""
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast as hf
+from holdfast.attacks.losses import cross_entropy, get_loss, margin
+from holdfast.attacks.pgd import frozen, input_gradient, perturb, pgd, steepest
+from holdfast.random import Noise
+
+
+def linear(classes=2, size=9):
+    model = nn.Linear(size, classes).double().eval()
+    x = 0.3 + 0.4 * torch.rand(30, size, dtype=torch.float64)  # far from the ends of the range: no clipping
+    return model, x, model(x).argmax(1).detach()
+
+
+@pytest.mark.parametrize("threat", [hf.Linf(0.1), hf.L2(0.2), hf.L1(0.25)], ids=str)
+@pytest.mark.parametrize("method", ["fgsm", "pgd"])
+def test_the_exact_worst_case_of_a_linear_model(threat, method):
+    model, x, y = linear()
+    w = (model.weight[1] - model.weight[0]).detach() * (1 - 2 * y[:, None])
+    clean = margin(model(x), y)
+    worst = clean + threat.eps * threat.dual_norm(w)
+    options = {"loss": "margin"} | ({"steps": 60, "sparsity": 0.0, "step_size": threat.eps / 4} if method == "pgd" else {})
+    result = hf.attack(model, x, y, threat, method, **options)
+    assert torch.equal(result.success, worst > 0)
+    held = ~result.success
+    assert bool(held.any())
+    assert bool(result.success.any())
+    reached = margin(model(result.x_adv), y)[held]
+    assert torch.allclose(reached, worst[held], atol=1e-3 if method == "pgd" else 1e-9)
+
+
+def test_the_loss_of_the_kept_iterate_is_not_below_the_clean_loss():
+    model = nn.Sequential(nn.Linear(9, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    x = torch.rand(50, 9)
+    y = model(x).argmax(1)
+    result = pgd(model, x, y, hf.Linf(0.03), random_start=False)
+    assert bool((cross_entropy(model(result.x_adv), y) >= cross_entropy(model(x), y) - 1e-6).all())
+
+
+def test_more_restarts_never_raise_robust_accuracy():
+    model = nn.Sequential(nn.Linear(9, 64), nn.ReLU(), nn.Linear(64, 4)).eval()
+    x = torch.rand(100, 9)
+    y = model(x).argmax(1)
+    broken = [pgd(model, x, y, hf.Linf(0.05), steps=3, restarts=r).success for r in (1, 2, 5)]
+    assert bool((broken[0] <= broken[1]).all())
+    assert bool((broken[1] <= broken[2]).all())
+
+
+def test_broken_inputs_leave_and_cost_no_more():
+    model, x, y = linear()
+    result = hf.attack(model, x, y, hf.Linf(0.3), "pgd", steps=40, step_size=0.1)
+    assert bool(result.success.all())
+    assert int(result.gradients.max()) < 10
+
+
+def test_perturb_takes_all_steps_and_returns_the_last_iterate():
+    model, x, y = linear()
+    noise = Noise.for_batch(0, len(x))
+    with torch.enable_grad():
+        last = perturb(model, x, y, hf.Linf(0.1), noise=noise, steps=30, step_size=0.02)
+    assert not last.requires_grad
+    gradient = model.weight.detach()[1 - y] - model.weight.detach()[y]
+    assert torch.allclose(last, x + 0.1 * gradient.sign(), atol=1e-9)
+    assert model.weight.grad is None
+    assert model.weight.requires_grad
+
+
+def test_directions_have_norm_one():
+    x, g = torch.full((4, 3, 5), 0.5), torch.randn(4, 3, 5)
+    for threat in (hf.Linf(1.0), hf.L2(1.0), hf.L1(1.0)):
+        direction = steepest(threat, g, x, 0.2)
+        assert torch.allclose(threat.distance(x + direction, x), torch.ones(4), atol=1e-5)
+        assert bool(((direction * g).flatten(1).sum(1) > 0).all())
+    for g in (torch.zeros(1, 4), torch.ones(1, 4)):
+        assert bool(torch.isfinite(steepest(hf.L2(1.0), g, g, 0.1)).all())
+    # an L1 step does not waste itself on values that cannot move
+    x = torch.tensor([[1.0, 0.5, 0.5]])
+    assert torch.equal(steepest(hf.L1(1.0), torch.tensor([[5.0, 1.0, 0.1]]), x, 0.0), torch.tensor([[0.0, 1.0, 0.0]]))
+
+
+def test_losses_equal_their_formulas():
+    logits, y = torch.randn(20, 5, dtype=torch.float64), torch.randint(5, (20,))
+    for i in range(20):
+        z, c = logits[i], int(y[i])
+        others = torch.cat([z[:c], z[c + 1 :]])
+        assert torch.isclose(margin(logits, y)[i], others.max() - z[c])
+        assert torch.isclose(cross_entropy(logits, y)[i], -torch.log(torch.exp(z)[c] / torch.exp(z).sum()))
+    assert get_loss(margin) is margin
+
+
+def test_freezing_leaves_the_input_gradient_as_it_is():
+    model, x, y = linear()
+    free = input_gradient(model, x, y, cross_entropy)
+    with frozen(model):
+        assert not model.weight.requires_grad
+        held = input_gradient(model, x, y, cross_entropy)
+    assert model.weight.requires_grad
+    for a, b in zip(free, held, strict=True):
+        assert torch.equal(a, b)

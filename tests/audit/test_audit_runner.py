@@ -1,0 +1,323 @@
+"""The bracket itself: against closed forms, and against what each stage was given to do."""
+
+import sys
+from dataclasses import replace
+from importlib import import_module
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import holdfast as hf
+from holdfast.audit import audit as full_audit
+from holdfast.data import load_data
+from holdfast.results import AttackResult, CertifyResult
+
+stages = import_module("holdfast.audit.stages")
+
+
+def audit(model, data, threat, *, attack_options=None, **options):
+    """With an attack that is short but enough for these models."""
+    return full_audit(model, data, threat, attack_options=attack_options or QUICK.get(options.get("attack")), **options)
+
+
+QUICK = {None: {"steps": 8, "restarts": 1}}
+
+
+def linear(inputs=6, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(inputs, classes)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return layer.eval()
+
+
+def points(model, count=40, shape=(6,), seed=1):
+    """Inputs with the labels of the model, a fifth of them made wrong."""
+    x = torch.rand(count, *shape, generator=torch.Generator().manual_seed(seed))
+    y = model(x).argmax(1)
+    y[::5] = (y[::5] + 1) % model(x).shape[1]
+    return x, y
+
+
+def worst_margin(model, x, y, eps):
+    """Closed form for a linear model: the worst corner of the clipped box, class by class."""
+    low, high = (x - eps).clamp(min=0).double(), (x + eps).clamp(max=1).double()
+    weight, bias = model.weight.detach().double(), model.bias.detach().double()
+    margins = []
+    for i, label in enumerate(y.tolist()):
+        others = [k for k in range(len(bias)) if k != label]
+        d = weight[label] - weight[others]
+        worst = (d.clamp(min=0) * low[i] + d.clamp(max=0) * high[i]).sum(1) + bias[label] - bias[others]
+        margins.append(worst.min())
+    return torch.stack(margins)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bracket_of_a_linear_model_is_the_truth(seed):
+    model = linear(seed=seed)
+    x, y = points(model, seed=seed + 10)
+    threat = hf.Linf(0.3)
+    result = audit(model, (x, y), threat, budgets=4)
+    assert result.budgets == tuple(t.eps for t in threat.budgets(4))
+    for level in result.levels:
+        margin = worst_margin(model, x, y, level.budget)
+        assert bool((margin.abs() > 1e-5).all()), "choose a seed without a tie"
+        truth = int((margin > 0).sum())
+        assert (level.certified, level.attacked) == (truth, truth)
+    assert result.headline.startswith("Exactly ")
+
+
+def test_bracket_of_a_network_is_ordered_and_falls(tmp_path):
+    torch.manual_seed(0)
+    data = load_data("mnist-mini")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.ReLU(), nn.Linear(20, 10))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data.train.x[:200]), data.train.y[:200]).backward()
+        optimizer.step()
+    model.eval()
+    result = audit(model, "mnist-mini", hf.Linf(0.02), n=40, out=tmp_path, name="small", budgets=4)
+    assert result.inputs == 40
+    assert result.levels[0].attacked == int((model(data.test.x[:40]).argmax(1) == data.test.y[:40]).sum())
+    for level in result.levels:
+        assert level.certified <= level.attacked
+    for smaller, larger in pairwise(result.levels):
+        assert smaller.certified >= larger.certified
+        assert smaller.attacked >= larger.attacked
+    assert result.certified[0] > result.certified[-1]
+    assert result.attacked[-1] < result.clean
+    for record in result.records:
+        assert record.broken is None or record.certified is None or record.certified < record.broken
+    for example in result.examples:
+        record = result.records[example.position]
+        assert np.abs(example.x_adv - example.x).max() <= record.broken + 1e-6
+        after = model(torch.from_numpy(example.x_adv.copy())[None]).argmax().item()
+        assert after == record.prediction_adv != record.label
+    assert result.data == "mnist-mini (test)"
+    assert result.classes == data.classes
+    assert {path.name for path in tmp_path.iterdir()} == {"audit.sqlite", "audit.json", "report.html", "examples.npz"}
+
+
+def test_each_stage_gets_only_what_is_left(monkeypatch):
+    """Attacks go up with survivors, certified or not; certificates go down with what is right and not yet proved."""
+    model = linear()
+    x, y = points(model)
+    given = {"attack": [], "certify": []}
+    for kind in given:
+        name, real = f"run_{kind}", getattr(stages, f"run_{kind}")
+
+        def spy(model, x, y, threat, *args, kind=kind, real=real, **kwargs):
+            given[kind].append((threat.eps, len(x)))
+            return real(model, x, y, threat, *args, **kwargs)
+
+        monkeypatch.setattr(stages, name, spy)
+    result = audit(model, (x, y), hf.Linf(0.3), budgets=3)
+    right = result.levels[0].attacked
+    attacked = [level.attacked for level in result.levels]
+    certified = [level.certified for level in result.levels]
+    assert attacked[0] > attacked[1] > attacked[3] > 0, "choose a seed where every stage has work"
+    assert given["attack"] == list(zip(result.budgets, attacked[:3], strict=True))
+    assert given["certify"] == list(zip(result.budgets[::-1], [right - c for c in (0, *certified[:1:-1])], strict=True))
+
+
+def test_batch_size_does_not_matter():
+    model = linear()
+    data = points(model)
+    assert audit(model, data, hf.Linf(0.3), batch_size=7).records == audit(model, data, hf.Linf(0.3)).records
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_broken_certificate_stops_the_audit_and_keeps_the_evidence(tmp_path, monkeypatch, out):
+    model = linear()
+    x, y = points(model)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+
+    def lie(model, x, y, threat, method, **options):
+        return CertifyResult(torch.ones(len(x), dtype=torch.bool), torch.ones(len(x)), by=("oracle",) * len(x))
+
+    monkeypatch.setattr(stages, "run_certify", lie)
+    folder = tmp_path / "run" if out else None
+    for _ in range(2):  # a second try must not get past it
+        with pytest.raises(hf.SoundnessError) as caught:
+            audit(model, (x, y), hf.Linf(0.3), budgets=2, out=folder)
+    message = str(caught.value)
+    assert "certified at linf:0.3 by 'oracle'" in message
+    assert "broke it at linf:0.15" in message
+    assert "'pgd'" in message
+    where = (tmp_path / "run") if out else (tmp_path / "temporary")
+    evidence = next(where.rglob("soundness-*.npz"))
+    assert str(evidence.name) in message
+    position = int(evidence.stem.split("-")[1])
+    with np.load(evidence) as arrays:
+        np.testing.assert_array_equal(arrays["x"], x[position].numpy())
+        broken = model(torch.from_numpy(arrays["x_adv"])[None]).argmax().item()
+        assert broken != int(arrays["label"]) == int(y[position])
+    assert not (tmp_path / "run" / "audit.json").exists()
+
+
+def test_evidence_that_cannot_be_written_is_still_an_error(tmp_path, monkeypatch):
+    model = linear()
+    monkeypatch.setattr(
+        stages,
+        "run_certify",
+        lambda model, x, y, *args, **options: CertifyResult(torch.ones(len(x), dtype=torch.bool), torch.ones(len(x))),
+    )
+
+    def full(*args, **kwargs):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(stages, "save_arrays", full)
+    with pytest.raises(hf.SoundnessError, match=r"by 'auto'.*no space left"):
+        audit(model, points(model), hf.Linf(0.3), out=tmp_path)
+
+
+def test_without_a_certificate():
+    model = linear()
+    result = audit(model, points(model), hf.Linf(0.3), certify=None)
+    assert result.certified == (0.0,) * 5
+    assert result.headline.startswith("At most ")
+    assert "no certificate was run" in result.to_html()
+    assert "certify" not in result.seconds
+
+
+def test_unsupported_model_says_how_to_go_on():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return torch.fft.fft(x).abs()[:, :3]
+
+    with pytest.raises(hf.UnsupportedError, match="certify=None"):
+        audit(Odd().eval(), (torch.rand(4, 6), torch.zeros(4, dtype=torch.long)), hf.Linf(0.1))
+    with pytest.raises(hf.UnsupportedError, match="certify=None"):
+        audit(linear(), points(linear()), hf.Linf(0.1), attack="fake-any", certify="fake-none")
+
+
+@pytest.fixture(autouse=True)
+def fake_methods(monkeypatch):
+    """Two methods for the tests above: an attack for every threat that finds nothing, a certificate for none."""
+    registry = import_module("holdfast.registry")
+    for kind, base, name, threats in (
+        ("attack", "pgd", "fake-any", ("linf", "box")),
+        ("certify", "ibp", "fake-none", ()),
+    ):
+        table = registry._METHODS[kind]
+
+        def nothing(model, x, y, threat, *, noise=None):
+            zero = torch.zeros(len(x), dtype=torch.int64)
+            return AttackResult(x, zero.bool(), ("",) * len(x), zero, zero)
+
+        monkeypatch.setitem(table, name, replace(table[base], name=name, threats=threats, function=nothing))
+
+
+def test_box_budgets_are_shares_of_the_box():
+    model = linear()
+    x, y = points(model)
+    result = audit(model, (x, y), hf.Box(torch.full((6,), 0.2)), budgets=4, attack="fake-any")
+    assert result.budgets == (0.25, 0.5, 0.75, 1.0)
+    for level in result.levels:
+        assert level.certified == int((worst_margin(model, x, y, 0.2 * level.budget) > 0).sum())
+
+
+def test_other_box_is_another_run(tmp_path):
+    model = linear()
+    radius = torch.full((6,), 0.2)
+    audit(model, points(model), hf.Box(radius), attack="fake-any", out=tmp_path)
+    middle = torch.tensor([0.2, 0.2, 0.2, 0.1, 0.2, 0.2]).minimum(radius)
+    audit(model, points(model), hf.Box(middle), attack="fake-any", out=tmp_path / "other")
+    swapped = middle.flip(0)
+    assert str(hf.Box(swapped)) == str(hf.Box(middle))
+    with pytest.raises(hf.InputError, match="threat: was"):
+        audit(model, points(model), hf.Box(swapped), attack="fake-any", out=tmp_path / "other")
+
+
+def test_double_precision_model_gets_double_inputs():
+    model = linear().double()
+    x, y = points(linear())
+    result = audit(model, (x, y), hf.Linf(0.3), budgets=1)
+    assert result.examples[0].x_adv.dtype == np.float64
+
+
+def test_one_class_never_breaks():
+    result = audit(linear(classes=1), (torch.rand(3, 6), torch.zeros(3, dtype=torch.long)), hf.Linf(0.5), budgets=1)
+    assert (result.clean, result.attacked, result.certified) == (1.0, (1.0,), (1.0,))
+
+
+def test_n_above_the_data_takes_all_and_train_split():
+    data = load_data("two-moons")
+    model = linear(2, 2)
+    assert audit(model, data, hf.Linf(0.01), n=10**9, budgets=1, certify=None).inputs == len(data.test)
+    result = audit(model, data, hf.Linf(0.01), n=5, budgets=1, split="train")
+    assert [r.label for r in result.records] == data.train.y[:5].tolist()
+    assert result.data == "two-moons (train)"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"budgets": 0}, "budgets must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"attack": "pdg"}, "Did you mean 'pgd'"),
+        ({"certify": "idp"}, "Did you mean 'ibp'"),
+        ({"attack_options": {"stepz": 1}}, "no option 'stepz'"),
+        ({"attack_options": {"seed": 1}}, "may not hold 'seed'"),
+        ({"certify_options": {"sound": False}}, "may not hold 'sound'"),
+    ],
+)
+def test_bad_options_are_refused_before_any_work(tmp_path, options, complaint):
+    model = linear()
+    with pytest.raises(hf.InputError, match=complaint):
+        audit(model, points(model), hf.Linf(0.1), out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_inputs_are_refused():
+    model = linear()
+    x, y = points(model)
+    threat = hf.Linf(0.1)
+    with pytest.raises(hf.InputError, match="training mode"):
+        audit(linear().train(), (x, y), threat)
+    with pytest.raises(hf.InputError, match="the threat must be"):
+        audit(model, (x, y), "linf:0.1")
+    with pytest.raises(hf.InputError, match="budget above zero"):
+        audit(model, (x, y), hf.Linf(0.0))
+    with pytest.raises(hf.InputError, match="input 33 has values"):
+        audit(model, (torch.where(torch.arange(40)[:, None] == 33, x + 2, x), y), threat, batch_size=10)
+    with pytest.raises(hf.InputError, match="label 3 of input 33"):
+        audit(model, (x, torch.where(torch.arange(40) == 33, 3, y)), threat, batch_size=10)
+    with pytest.raises(hf.InputError, match=r"dtype torch\.int64"):
+        audit(model, (x.long(), y), threat)
+    with pytest.raises(hf.InputError, match=r"two tensors \(x, y\), got \(list, Tensor\)"):
+        audit(model, (x.tolist(), y), threat)
+    with pytest.raises(hf.InputError, match="unknown split 'validation'"):
+        audit(model, load_data("two-moons"), threat, split="validation")
+
+
+def test_model_that_fails_later_names_the_batch():
+    class Sometimes(nn.Module):
+        def forward(self, x):
+            return torch.cat([1 / (x[:, :1] != 0), x], 1)
+
+    x = torch.rand(30, 3) + 0.0
+    x[25, 0] = 0
+    with pytest.raises(hf.InputError, match=r"starts at input 20: .* input 5"):
+        audit(Sometimes().eval(), (x, torch.zeros(30, dtype=torch.long)), hf.Linf(0.1), batch_size=10)
+
+
+def test_bars_appear_on_a_terminal_only(monkeypatch, capsys):
+    model = linear()
+    audit(model, points(model), hf.Linf(0.1), budgets=1)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    audit(model, points(model), hf.Linf(0.1), budgets=1)
+    shown = capsys.readouterr().err
+    assert "certify linf:0.1" in shown
+    assert "attack linf:0.1" in shown
+    audit(model, points(model), hf.Linf(0.1), budgets=1, progress=False)
+    assert capsys.readouterr().err == ""

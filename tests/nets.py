@@ -1,0 +1,69 @@
+"""Tiny networks with known shapes, one of each kind of layer."""
+
+import torch
+from torch import nn
+
+
+class Residual(nn.Module):
+    """Residual, concatenating, normalising network for images of 2 x 7 x 5."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.4, 0.6]).view(1, 2, 1, 1))
+        self.conv = nn.Conv2d(2, 4, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.inner = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.conv((x - self.mean) / 0.5)))
+        h = torch.cat([h + self.inner(h), h - torch.tanh(self.inner(h))], 1)
+        return self.head(h.mean((2, 3)).view(x.size(0), -1))
+
+
+def settle(model: nn.Module) -> nn.Module:
+    """Batch norm statistics other than 0 and 1, then eval mode."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.3, 0.3)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    return model.eval()
+
+
+def tiny_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """Name -> (network in eval mode, shape of one input)."""
+    torch.manual_seed(1)
+    nets = {
+        "linear": (nn.Linear(6, 4), (6,)),
+        "mlp": (nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)), (6,)),
+        "smooth": (nn.Sequential(nn.Linear(5, 12), nn.Sigmoid(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2)), (5,)),
+        "cnn": (
+            nn.Sequential(
+                nn.Conv2d(2, 4, 3, stride=2, padding=1),
+                nn.BatchNorm2d(4),
+                nn.LeakyReLU(0.1),
+                nn.AvgPool2d(2, ceil_mode=True, padding=1),
+                nn.Conv2d(4, 6, 2, bias=False),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Dropout(0.5),
+                nn.Linear(12, 5),
+            ),
+            (2, 7, 5),
+        ),
+        "pooled": (
+            nn.Sequential(
+                nn.Conv2d(1, 4, 3, padding="same"),
+                nn.ReLU(),
+                nn.MaxPool2d(2, padding=1),
+                nn.AdaptiveAvgPool2d(2),
+                nn.Flatten(),
+                nn.Linear(16, 3),
+            ),
+            (1, 6, 5),
+        ),
+        "residual": (Residual(), (2, 7, 5)),
+    }
+    return {name: (settle(net), shape) for name, (net, shape) in nets.items()}

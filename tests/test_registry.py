@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast import registry
+from holdfast.errors import InputError, UnsupportedError, did_you_mean
+
+
+def test_every_method_says_what_it_is():
+    table = hf.methods()
+    assert {"fgsm", "pgd", "cascade"} <= {m.name for m in hf.methods("attack")}
+    assert {"ibp", "auto"} <= {m.name for m in hf.methods("certify")}
+    for m in table:
+        assert m.name == m.name.lower()
+        assert " " not in m.name
+        assert m.summary
+        assert m.reference
+        assert m.function.__doc__, m.name
+        if m.kind in ("attack", "certify", "bounds"):
+            assert m.threats, m.name
+            assert m.guarantee == "upper bound" if m.kind == "attack" else "proof" in m.guarantee, m.name
+
+
+def test_unknown_names_suggest_the_nearest():
+    model, x, y = torch.nn.Linear(2, 2).eval(), torch.rand(1, 2), torch.zeros(1, dtype=torch.long)
+    with pytest.raises(InputError, match="Did you mean 'pgd'"):
+        hf.attack(model, x, y, hf.Linf(0.1), "pdg")
+    with pytest.raises(InputError, match="Did you mean 'ibp'"):
+        hf.certify(model, x, y, hf.Linf(0.1), "ibpp")
+    with pytest.raises(InputError, match="Did you mean 'steps'"):
+        hf.attack(model, x, y, hf.Linf(0.1), "pgd", step=3)
+    with pytest.raises(InputError, match="unknown kind"):
+        hf.methods("attacks")
+    with pytest.raises(UnsupportedError, match="does not handle the threat 'sparse:1'"):
+        hf.attack(model, x, y, hf.Sparse(1), "fgsm")
+
+
+def test_registering_a_name_twice_is_a_mistake():
+    with pytest.raises(ValueError, match="registered twice"):
+        registry.register("attack", "pgd", summary="", reference="")(lambda: None)
+
+
+def test_did_you_mean_without_a_near_name():
+    assert did_you_mean("zzz", ["pgd"]) == "Known: pgd."
+    assert did_you_mean("zzz", []) == "Known: none."
