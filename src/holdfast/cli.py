@@ -177,3 +177,7 @@ def main() -> None:
     except (HoldfastError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,9 @@ def test_the_exact_worst_case_of_a_linear_model(threat, method):
     w = (model.weight[1] - model.weight[0]).detach() * (1 - 2 * y[:, None])
     clean = margin(model(x), y)
     worst = clean + threat.eps * threat.dual_norm(w)
-    options = {"loss": "margin"} | ({"steps": 60, "sparsity": 0.0, "step_size": threat.eps / 4} if method == "pgd" else {})
+    options = {"loss": "margin"} | (
+        {"steps": 60, "sparsity": 0.0, "step_size": threat.eps / 4} if method == "pgd" else {}
+    )
     result = hf.attack(model, x, y, threat, method, **options)
     assert torch.equal(result.success, worst > 0)
     held = ~result.success

@@ -37,7 +37,10 @@ def check(model, x, y, threat, seed=0):
     proved = {}
     for entry in hf.methods("certify"):
         if threat.name in entry.threats:
-            proved[entry.name] = hf.certify(model, x, y, threat, entry.name).certified
+            try:
+                proved[entry.name] = hf.certify(model, x, y, threat, entry.name).certified
+            except hf.UnsupportedError:  # an activation without a linear relaxation; refusing is right
+                continue
             assert not bool((proved[entry.name] & broken).any()), (entry.name, str(threat))
     return proved
 

@@ -159,7 +159,7 @@ def test_best_epoch_is_the_one_returned(toy_recipe, make_toy_model, toy_data, tm
     scores = [row["validation_robust"] for row in result.history]
     best = torch.load(tmp_path / "run" / "checkpoints" / "best.pt", weights_only=True)
     assert best["score"] == max(scores) > scores[-1]
-    assert best["epoch"] == scores.index(max(scores)) + 1
+    assert best["epoch"] == max(i for i, score in enumerate(scores, 1) if score == max(scores))
     assert all(torch.equal(value, best["weights"][key]) for key, value in result.model.state_dict().items())
 
 

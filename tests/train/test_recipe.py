@@ -1,12 +1,11 @@
 import tomllib
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import InputError, Linf, StorageError, UnsupportedError
-from holdfast.train import Recipe, list_recipes, load_recipe, parse_override
+from holdfast.train import list_recipes, load_recipe, parse_override
 from holdfast.train.recipe import to_table, to_toml
 from holdfast.train.validate import Choice
 
@@ -174,8 +173,9 @@ def test_what_toml_cannot_hold_is_refused():
 
 
 def test_selection():
-    recipe = load_recipe(BASE)
-    assert recipe.selects == "clean"
-    assert load_recipe(recipe, {"threat": "l2:1"}).selects == "robust"
-    assert load_recipe(recipe, {"threat": "l2:1", "evaluate.select": "clean"}).selects == "clean"
-    assert isinstance(replace(recipe, seed=1), Recipe)
+    attacked = {"threat": "l2:1", "objective": {"name": "at"}}
+    assert load_recipe(BASE, {"threat": "l2:1"}).selects == "clean"  # a baseline is not chosen for its robustness
+    assert load_recipe(BASE, {"threat": "l2:1", "evaluate.select": "robust"}).selects == "robust"
+    assert load_recipe(BASE, attacked).selects == "robust"
+    assert load_recipe(BASE, {**attacked, "evaluate.select": "clean"}).selects == "clean"
+    assert load_recipe(BASE, {**attacked, "evaluate.attack_steps": 0}).selects == "clean"

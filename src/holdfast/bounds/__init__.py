@@ -1,23 +1,26 @@
 """Sound over-approximation of what a network can output: graph.py and ops.py, then one file per abstract domain."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds import interval
+from holdfast.bounds import interval, linear
 from holdfast.bounds.graph import trace
-from holdfast.bounds.inputs import BOXES, boxes
+from holdfast.bounds.inputs import boxes
+from holdfast.bounds.region import REGIONS, Region, region
+from holdfast.bounds.relax import Slopes
 from holdfast.checks import check_task
 from holdfast.errors import HoldfastError
 from holdfast.registry import get, register
 from holdfast.results import Bounds
-from holdfast.threats import Threat
+from holdfast.threats import Patch, Threat
 
 __all__ = ["bounds"]
 
 
-def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "ibp", **options: Any) -> Bounds:
+def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", **options: Any) -> Bounds:
     """Lower and upper bounds of every logit over the threat set.
 
     Gradients flow to the parameters of the model, so that a bound can be trained.
@@ -48,27 +51,97 @@ def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "ibp", **o
     return result
 
 
+def _over_boxes(
+    threat: Threat, x: Tensor, sound: bool, chunk: int, one: Callable[[Region], interval.Interval]
+) -> Bounds:
+    """Bounds over the threat set; for patches the union over all locations."""
+    if not isinstance(threat, Patch):
+        return Bounds(*one(region(threat, x, sound=sound)))
+    lowers, uppers = [], []
+    for lower, upper, m in boxes(threat, x, sound=sound, chunk=chunk):
+        low, high = one(Region(lower, upper, x.repeat_interleave(m, 0)))
+        lowers.append(low.unflatten(0, (-1, m)).amin(1))
+        uppers.append(high.unflatten(0, (-1, m)).amax(1))
+    return Bounds(torch.stack(lowers).amin(0), torch.stack(uppers).amax(0))
+
+
 @register(
     "bounds",
     "ibp",
     summary="interval bound propagation: a box through every layer, at the cost of two forward passes",
     guarantee="proof",
-    threats=BOXES,
+    threats=REGIONS,
     reference="Gowal et al., On the effectiveness of interval bound propagation, 2018; Mirman et al., 2018",
 )
 def ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 1024) -> Bounds:
-    """Bounds of the logits by intervals; for patches the union over all locations.
+    """Bounds of the logits by intervals.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).
-        threat: a ball (through its enclosing box), a box or a patch.
+        threat: any; on a ball the first layer is bounded by the dual norm.
         sound: widen every interval by what rounding can do.
         chunk: boxes in memory at a time.
     """
     graph = trace(model, x)
-    lowers, uppers = [], []
-    for lower, upper, m in boxes(threat, x, sound=sound, chunk=chunk):
-        low, high = interval.output_bounds(graph, lower, upper, sound=sound)
-        lowers.append(low.unflatten(0, (-1, m)).amin(1))
-        uppers.append(high.unflatten(0, (-1, m)).amax(1))
-    return Bounds(torch.stack(lowers).amin(0), torch.stack(uppers).amax(0))
+
+    def one(r: Region) -> interval.Interval:
+        return linear.relaxation(graph, r, slopes=None, hidden=False, sound=sound).intervals[-1]
+
+    return _over_boxes(threat, x, sound, chunk, one)
+
+
+@register(
+    "bounds",
+    "crown",
+    summary="linear bounds with two slopes, by backward passes for every layer",
+    guarantee="proof",
+    threats=REGIONS,
+    reference="Zhang et al., Efficient neural network robustness certification with general activation functions, 2018",
+)
+def crown(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 64) -> Bounds:
+    """Bounds of the logits by CROWN.
+
+    Args:
+        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).
+        threat: any.
+        sound: account for rounding.
+        chunk: boxes in memory at a time, for patches.
+    """
+    return _linear(model, x, threat, "adaptive", True, sound, chunk)
+
+
+@register(
+    "bounds",
+    "crown-ibp",
+    summary="intervals for the hidden layers, one backward pass of linear bounds for the logits",
+    guarantee="proof",
+    threats=REGIONS,
+    reference="Zhang et al., Towards stable and efficient training of verifiably robust neural networks, 2020",
+)
+def crown_ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 256) -> Bounds:
+    """Bounds of the logits by CROWN-IBP; arguments as for `crown`."""
+    return _linear(model, x, threat, "adaptive", False, sound, chunk)
+
+
+@register(
+    "bounds",
+    "fastlin",
+    summary="linear bounds with one slope per neuron, by backward passes for every layer",
+    guarantee="proof",
+    threats=REGIONS,
+    reference="Weng et al., Towards fast computation of certified robustness for ReLU networks, 2018",
+)
+def fastlin(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 64) -> Bounds:
+    """Bounds of the logits by Fast-Lin; arguments as for `crown`."""
+    return _linear(model, x, threat, "parallel", True, sound, chunk)
+
+
+def _linear(
+    model: nn.Module, x: Tensor, threat: Threat, slopes: Slopes, hidden: bool, sound: bool, chunk: int
+) -> Bounds:
+    graph = trace(model, x)
+
+    def one(r: Region) -> interval.Interval:
+        return linear.output_bounds(linear.relaxation(graph, r, slopes=slopes, hidden=hidden, sound=sound))
+
+    return _over_boxes(threat, x, sound, chunk, one)

@@ -26,6 +26,7 @@ from holdfast.bounds.rules import (
     from_module,
 )
 from holdfast.errors import UnsupportedError
+from holdfast.models.layers import MinMax
 
 
 def trace(model: nn.Module, x: Tensor) -> Graph:
@@ -35,7 +36,7 @@ def trace(model: nn.Module, x: Tensor) -> Graph:
         UnsupportedError: the model cannot be traced, or holds a layer without a rule; the message names it.
     """
     try:
-        traced = fx.symbolic_trace(model)
+        traced = fx.GraphModule(model, _Tracer().trace(model))
     except Exception as error:
         raise UnsupportedError(
             f"the model cannot be traced by torch.fx: {str(error).splitlines()[0]} Avoid control flow that depends on "
@@ -52,6 +53,13 @@ def trace(model: nn.Module, x: Tensor) -> Graph:
             "not see (hooks, control flow on attributes, randomness). Export it to ONNX and load that."
         )
     return graph
+
+
+class _Tracer(fx.Tracer):
+    """Looks into every module but those that have a rule of their own."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, MinMax) or super().is_leaf_module(m, module_qualified_name)
 
 
 class Symbol:

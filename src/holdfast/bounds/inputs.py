@@ -7,9 +7,6 @@ from torch import Tensor
 from holdfast.bounds.rounding import unit
 from holdfast.threats import Patch, Threat
 
-BOXES = ("linf", "l2", "l1", "box", "patch")
-"""Threats that a method on boxes can handle: those with a useful enclosing box, or a box for each location."""
-
 
 def boxes(threat: Threat, x: Tensor, *, sound: bool, chunk: int) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Boxes that together contain the threat set around each input.

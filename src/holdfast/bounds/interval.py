@@ -33,7 +33,7 @@ def step(node: Node, intervals: list[Interval], *, sound: bool) -> Interval:
         case ops.Activation():
             bounds = node.op.function(lower), node.op.function(upper)
             return bounds if not sound or node.op.kind in EXACT else widen(*bounds, ulps=ULPS)
-        case ops.MaxPool():
+        case ops.MaxPool() | ops.MinMax():
             return node.op.apply(lower), node.op.apply(upper)
         case ops.Add():
             bounds = lower + intervals[1][0], upper + intervals[1][1]
@@ -85,20 +85,24 @@ def output_bounds(graph: Graph, lower: Tensor, upper: Tensor, *, sound: bool) ->
 
 
 def margin_bounds(graph: Graph, lower: Tensor, upper: Tensor, y: Tensor, *, sound: bool) -> Tensor:
-    """Lower bounds of z_y - z_j for every class j over the box, shape (B, K); zero at j = y.
+    """Lower bounds of z_y - z_j for every class j over the box, shape (B, K); zero at j = y."""
+    return margins(graph, propagate(Graph(graph.nodes[:-1]), lower, upper, sound=sound), y, sound=sound)
+
+
+def margins(graph: Graph, intervals: list[Interval], y: Tensor, *, sound: bool) -> Tensor:
+    """Lower bounds of z_y - z_j from the bounds of all nodes but the last, shape (B, K); zero at j = y.
 
     The differences are merged into the last layer if that is fully connected ("elision"), which is never looser than
     the difference of two logit bounds.
     """
     last = graph.nodes[-1]
-    intervals = propagate(Graph(graph.nodes[:-1]), lower, upper, sound=sound)
-    if not isinstance(last.op, ops.Linear) or len(last.shape) != 1:
-        low, high = step(last, [intervals[i] for i in last.inputs], sound=sound)
-        margins = low.gather(1, y[:, None]) - high
-        margins = margins - 4 * unit(low.dtype) * margins.abs() if sound else margins
+    if isinstance(last.op, ops.Linear) and len(last.shape) == 1:
+        merged = _elided(last.op, *intervals[last.inputs[0]], y, sound=sound)
     else:
-        margins = _elided(last.op, *intervals[last.inputs[0]], y, sound=sound)
-    return margins.scatter(1, y[:, None], 0.0)
+        low, high = step(last, [intervals[i] for i in last.inputs], sound=sound)
+        merged = low.gather(1, y[:, None]) - high
+        merged = merged - 4 * unit(low.dtype) * merged.abs() if sound else merged
+    return merged.scatter(1, y[:, None], 0.0)
 
 
 def _elided(op: ops.Linear, lower: Tensor, upper: Tensor, y: Tensor, *, sound: bool) -> Tensor:
@@ -110,11 +114,11 @@ def _elided(op: ops.Linear, lower: Tensor, upper: Tensor, y: Tensor, *, sound: b
     gaps = (op.weight[classes][:, None] - op.weight).abs()
     spread = (radius @ gaps.flatten(0, 1).T).view(len(y), len(classes), -1)
     spread = spread[torch.arange(len(y), device=y.device), position]
-    margins = logits.gather(1, y[:, None]) - logits - spread
+    merged = logits.gather(1, y[:, None]) - logits - spread
     if not sound:
-        return margins
+        return merged
     # Here each logit is rounded by itself, and so it is when the network is run: gamma (|W| m + |b|) for both of them.
     g = gamma(op.terms, lower.dtype)
     error = F.linear(centre.abs() + radius, op.weight.abs(), op.bias_abs)
     error = 2 * (error + error.gather(1, y[:, None]))
-    return margins - (g * (error + 4 * spread) * (1 + 4 * g) + underflow(op.terms, lower.dtype))
+    return merged - (g * (error + 4 * spread) * (1 + 4 * g) + underflow(op.terms, lower.dtype))

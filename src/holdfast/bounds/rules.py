@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from holdfast.bounds import ops
 from holdfast.bounds.ops import Op
 from holdfast.errors import UnsupportedError
+from holdfast.models.layers import MinMax
 
 BATCH = 2  # size of the example batch; two, so that a squeeze cannot lose the batch axis
 ADVICE = (
@@ -89,6 +90,8 @@ def from_module(module: nn.Module, x: Tensor) -> Op | None:
             return max_pool(module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
         case nn.ZeroPad2d():
             return average(lambda v: F.pad(v, module.padding), x, 1)
+        case MinMax():
+            return ops.MinMax()
         case nn.Flatten() | nn.Unflatten():
             return reshape(module(x))
     if type(module) in SIMPLE:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.certify import auto as _auto  # noqa: F401  (registers the methods)
-from holdfast.certify import ibp as _ibp  # noqa: F401
+from holdfast.certify import margins as _margins  # noqa: F401
 from holdfast.checks import check_task
 from holdfast.errors import InputError
 from holdfast.registry import get

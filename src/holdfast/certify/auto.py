@@ -1,12 +1,17 @@
 """From cheap to tight: the costly certificates only see what is still undecided."""
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
-from holdfast.bounds.inputs import BOXES
-from holdfast.certify.ibp import ibp
+from holdfast.bounds.region import REGIONS
+from holdfast.certify.margins import crown, crown_ibp, ibp
+from holdfast.errors import UnsupportedError
 from holdfast.registry import register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+
+LADDER = (ibp, crown_ibp, crown)
 
 
 @register(
@@ -14,15 +19,38 @@ from holdfast.threats import Threat
     "auto",
     summary="runs the certificates that fit the threat, from cheap to tight, on what is still undecided",
     guarantee="proof",
-    threats=BOXES,
+    threats=REGIONS,
     reference="Holdfast",
 )
 def auto(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
-    """So far interval bounds alone.
+    """Intervals, then CROWN-IBP, then CROWN, each on the inputs that those before it left open.
+
+    A layer that only intervals cover ends the climb; what they proved stands.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: what the adversary may do.
         sound: account for floating-point rounding.
     """
-    return ibp(model, x, y, threat, sound=sound)
+    best = LADDER[0](model, x, y, threat, sound=sound)
+    right = model(x).argmax(1) == y
+    for step in LADDER[1:]:
+        left = (right & ~best.certified).nonzero()[:, 0]
+        if len(left) == 0:
+            break
+        try:
+            found = step(model, x[left], y[left], threat, sound=sound)
+        except UnsupportedError:
+            break
+        best = _merge(best, found, left)
+    return best
+
+
+def _merge(best: CertifyResult, found: CertifyResult, index: Tensor) -> CertifyResult:
+    """The better margin of each input; `found` covers the inputs `index`."""
+    margin, certified, by = best.margin.clone(), best.certified.clone(), list(best.by)
+    margin[index] = margin[index].maximum(found.margin)
+    certified[index] |= found.certified
+    for i, name in zip(index.tolist(), found.by, strict=True):
+        by[i] = by[i] or name
+    return replace(best, margin=margin, certified=certified, by=tuple(by))

@@ -3,10 +3,11 @@
 from holdfast.models import plain, resnets, vit  # noqa: F401  (each fills the table of architectures)
 from holdfast.models.catalog import ModelInfo, count_parameters, get_architecture, list_models, make_model
 from holdfast.models.files import load_model, read_metadata, save_model
-from holdfast.models.layers import Arctan, Normalize
+from holdfast.models.layers import Arctan, MinMax, Normalize
 
 __all__ = [
     "Arctan",
+    "MinMax",
     "ModelInfo",
     "Normalize",
     "count_parameters",

@@ -6,6 +6,7 @@ import os
 import pickle
 import uuid
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,6 @@ def save_model(model: nn.Module, path: str | Path, **metadata: Any) -> Path:
         path: ends in .safetensors; its folder exists.
         metadata: JSON values to keep with the model, such as epoch=30; `read_metadata` gives them back.
     """
-    import holdfast
-
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(f"models are saved as .safetensors, got '{path}'; use '{path.with_suffix('.safetensors')}'")
@@ -45,7 +44,7 @@ def save_model(model: nn.Module, path: str | Path, **metadata: Any) -> Path:
     state = _tensors_of(model.state_dict(), "the model")
     if recipe is not None:
         _check_recipe(recipe, state)
-    record = {"version": holdfast.__version__, "architecture": recipe, "metadata": metadata}
+    record = {"version": version("holdfast"), "architecture": recipe, "metadata": metadata}
     try:
         header = {"format": "pt", _KEY: json.dumps(record)}
     except TypeError as error:

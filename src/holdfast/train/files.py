@@ -9,6 +9,7 @@ model.safetensors      the finished model
 tensorboard/           if asked for
 """
 
+import contextlib
 import csv
 import io
 import json
@@ -40,7 +41,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         part.replace(path)
     # torch reports a full disk as a RuntimeError of its archive writer.
     except (OSError, RuntimeError) as error:
-        part.unlink(missing_ok=True) if part.parent.is_dir() else None
+        with contextlib.suppress(OSError):
+            part.unlink()
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise StorageError(
             f"cannot write {path}: {reason}. What was there is untouched; make room or choose another folder (out=)."

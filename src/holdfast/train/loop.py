@@ -70,7 +70,6 @@ def train(
         weights if the recipe averages), the history, and the folder.
 
     Example:
-        >>> import holdfast as hf
         >>> result = train("mnist-mini-standard", epochs=1, validation=0.9, progress=False)
         >>> sorted(result.history[0])[:3]
         ['budget', 'epoch', 'gradient_norm']
@@ -115,17 +114,15 @@ def train(
                     _check_finite(norm, "gradient", run)
                     run.optimizer.step()
 
-                    if run.average is not None and plan.average.name == "ema" and run.epoch >= plan.average.start_epoch:
-                        run.average.update_parameters(model)
+                    update_average(run, plan, "ema")
                     run.seconds += time.perf_counter() - started
                     run.count({**dict(zip(values, means, strict=True)), "norm": norm}, len(batches[run.batch]))
                     shown.show_step(run.batch, means[0])
                     if stopping:
                         _leave(folder, run, team, len(batches))
 
-                if run.average is not None and plan.average.name == "swa" and run.epoch >= plan.average.start_epoch:
-                    run.average.update_parameters(model)
-                    refresh_batch_norm(run.average.module, inputs(task, batches))
+                if update_average(run, plan, "swa"):
+                    refresh_batch_norm(run.judged, inputs(task, batches))
                 finish_epoch(task, run, team, len(batches))
                 if folder is not None:
                     save(folder, run, team)
@@ -174,6 +171,14 @@ def budget_factor(recipe: Recipe, t: float) -> float:
     return BUDGETS[recipe.budget.name](t, recipe.epochs, **recipe.budget.options)
 
 
+def update_average(run: RunState, recipe: Recipe, kind: str) -> bool:
+    """Adds the weights to the average if it is of this kind and has started; says whether it did."""
+    if run.average is None or recipe.average.name != kind or run.epoch < recipe.average.start_epoch:
+        return False
+    run.average.update_parameters(run.model)
+    return True
+
+
 def inputs(task: Task, batches: tuple[Tensor, ...]) -> Iterator[Tensor]:
     """The training inputs as they are, batch by batch."""
     place = next(task.model.parameters())
@@ -181,7 +186,7 @@ def inputs(task: Task, batches: tuple[Tensor, ...]) -> Iterator[Tensor]:
 
 
 def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None:
-    """Validates, notes the best epoch, and closes the epoch with its row of the history."""
+    """Validates, notes the best epoch (the later one of equals), and closes the epoch with its row of the history."""
     recipe, count = task.recipe, len(task.train)
     t = run.epoch + (batches - 0.5) / batches
     figures = {key: total / count for key, total in run.totals.items()}
@@ -196,7 +201,7 @@ def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None
     row |= {f"validation_{key}": value for key, value in scores.items()}
     row |= {"seconds": run.seconds, "images_per_second": count / run.seconds}
     ready = run.average is None or run.averaging
-    if scores and ready and (run.best is None or scores[recipe.selects] > run.best.score):
+    if scores and ready and (run.best is None or scores[recipe.selects] >= run.best.score):
         run.best = Best(run.epoch + 1, scores[recipe.selects], copy_weights(run.judged))
     run.next_epoch(row)
 

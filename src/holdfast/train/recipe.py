@@ -4,7 +4,6 @@ A recipe comes from a shipped name, a TOML file, a run folder, a dict or a `Reci
 result is fully resolved: every default is written out, so that the `recipe.toml` of a run repeats it.
 """
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -18,6 +17,7 @@ from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
 from holdfast.train import objectives as _objectives  # noqa: F401  (registers them)
 from holdfast.train.schedules import BUDGETS, LEARNING_RATES, Schedule, with_budget
+from holdfast.train.toml import write_toml
 from holdfast.train.validate import (
     AT_LEAST_ONE,
     FRACTION,
@@ -67,7 +67,8 @@ class AveragePart:
 class EvaluatePart:
     """`[evaluate]` on the validation split: the first `count` inputs, PGD with `attack_steps` (0: no attack).
 
-    The best epoch is the one with the highest `select`: "robust" or "clean" accuracy; "auto" is robust where attacked.
+    The best epoch is the one with the highest `select`: "robust" or "clean" accuracy; "auto" is robust if the
+    objective has an adversary and there is an attack.
     """
 
     attack_steps: int = _key(NOT_NEGATIVE, default=10)
@@ -116,7 +117,8 @@ class Recipe:
         """Which validation accuracy picks the best epoch: "robust" or "clean"."""
         if self.evaluate.select != "auto":
             return self.evaluate.select
-        return "robust" if self.threat is not None and self.evaluate.attack_steps else "clean"
+        adversarial = bool(get("train", self.objective.name).threats) and self.evaluate.attack_steps > 0
+        return "robust" if adversarial else "clean"
 
 
 Source = str | Path | Mapping[str, Any] | Recipe
@@ -165,12 +167,7 @@ def to_table(recipe: Recipe) -> dict[str, Any]:
 
 def to_toml(recipe: Recipe) -> str:
     """The recipe as a TOML file that `load_recipe` reads back to an equal one."""
-    table = to_table(recipe)
-    lines = [f"{key} = {_toml(value)}" for key, value in table.items() if not isinstance(value, dict)]
-    for key, part in table.items():
-        if isinstance(part, dict):
-            lines += ["", f"[{key}]", *(f"{_toml_key(k)} = {_toml(v)}" for k, v in part.items())]
-    return "\n".join(lines) + "\n"
+    return write_toml(to_table(recipe))
 
 
 def _plain(value: Any) -> Any:
@@ -180,29 +177,6 @@ def _plain(value: Any) -> Any:
         parts = {f.name: getattr(value, f.name) for f in fields(value)}
         return {key: part for key, part in parts.items() if part is not None}
     return value
-
-
-def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _toml_text(key)
-
-
-def _toml_text(text: str) -> str:
-    """JSON escapes a text as TOML wants it, but for the character 7f."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
-    if isinstance(value, str):
-        return _toml_text(value)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    raise InputError(f"a recipe holds texts, numbers, lists and tables, got {value!r} ({type(value).__name__})")
 
 
 def _shipped() -> list[str]:

@@ -3,13 +3,13 @@
 import platform
 import zlib
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import holdfast
 from holdfast.checks import check_labels, check_logits
 from holdfast.data import Dataset, Split, load_data, split_validation
 from holdfast.errors import InputError
@@ -149,7 +149,7 @@ def fingerprint(split: Split) -> int:
 def _about(task: Task, team: Workers) -> dict[str, Any]:
     place = next(task.model.parameters())
     return {
-        "holdfast": holdfast.__version__,
+        "holdfast": version("holdfast"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "seed": task.recipe.seed,

@@ -1,0 +1,96 @@
+"""What the benchmarks share: a description of the machine and the software, and one way to write results."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import holdfast as hf
+from holdfast.data import cache_root
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def describe_run(packages: Iterable[str]) -> dict[str, Any]:
+    """When, with which command, on which machine and with which versions of `packages` this process runs."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(["python", *_relative(sys.argv)]),
+        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in packages}},
+    }
+
+
+def _relative(arguments: Sequence[str]) -> list[str]:
+    """The command as it is typed at the root of the repository; folders of this machine are left out."""
+    script, *options = arguments
+    return [f"benchmarks/{Path(script).name}", *(Path(o).name if os.path.isabs(o) else o for o in options)]
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table with one line per row.
+
+    >>> print(markdown_table(("a", "b"), [(1, 2)]))
+    | a | b |
+    |---|---|
+    | 1 | 2 |
+    """
+    lines = [header, *rows]
+    text = ["| " + " | ".join(map(str, line)) + " |" for line in lines]
+    return "\n".join([text[0], "|" + "---|" * len(header), *text[1:]])
+
+
+def describe_markdown(run: dict[str, Any]) -> str:
+    """The same description as three lines of text."""
+    machine, versions = run["machine"], run["versions"]
+    return "\n".join(
+        [
+            f"- {run['date']}, `{run['command']}`",
+            f"- {machine['cores']} cores, {machine['cpu']}, {machine['system']}",
+            f"- {', '.join(f'{name} {version}' for name, version in versions.items())}",
+        ]
+    )
+
+
+def write_results(name: str, record: dict[str, Any], markdown: str, folder: Path = RESULTS) -> None:
+    """Writes `name`.json, with everything measured, and `name`.md, to be read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(markdown + "\n")
+
+
+def trained_model(recipe: str, cache: Path | None = None, **overrides: Any) -> nn.Module:
+    """The model of a shipped recipe, from the cache if it was trained before.
+
+    Args:
+        recipe: its name.
+        cache: folder of trained models; "benchmarks" in the cache folder of Holdfast if none is given.
+        **overrides: keys of the recipe; a model trained with them is kept apart.
+    """
+    folder = cache or cache_root() / "benchmarks"
+    changes = "".join(f"-{key}-{value}" for key, value in sorted(overrides.items()))
+    path = folder / f"{recipe}{changes}.safetensors"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        hf.save_model(hf.train(recipe, **overrides).model, path)
+    return hf.load_model(path).eval()
+
+
+def load_average() -> float | None:
+    """Processes that wanted a core over the last minute, where the system says so; this one included."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

@@ -1,0 +1,62 @@
+"""The set of inputs that a linear bound is evaluated over."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.bounds.coefficients import Coefficients, clean, dot, seen
+from holdfast.bounds.inputs import boxes
+from holdfast.bounds.rounding import gamma, underflow
+from holdfast.threats import L1, L2, Sparse, Threat
+
+REGIONS = ("linf", "l2", "l1", "box", "patch", "sparse")
+"""Threats that linear bounds can be evaluated over."""
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A box [lower, upper] (B, *shape) of inputs, cut with the threat's own set around x if that is smaller."""
+
+    lower: Tensor
+    upper: Tensor
+    x: Tensor
+    threat: L2 | L1 | Sparse | None = None
+
+
+def region(threat: Threat, x: Tensor, *, sound: bool) -> Region:
+    """The threat set around x as a Region; patches are several boxes for each input, see `boxes`."""
+    if isinstance(threat, Sparse):
+        return Region(*threat.box(x), x, threat)
+    lower, upper, _ = next(boxes(threat, x, sound=sound, chunk=1))
+    return Region(lower, upper, x, threat if isinstance(threat, L2 | L1) else None)
+
+
+def minimum(region: Region, c: Coefficients, *, sound: bool) -> Tensor:
+    """Lower bound of <c, x'> over the region for every row, (B, M); exact on boxes and for `Sparse`.
+
+    For balls it is the better of the ball's own minimum, <c, x> - eps |c|_dual, and that of the box.
+    """
+    c = clean(c, tuple(region.x.shape[1:]))
+    size = c.values.abs()
+    value = dot(c.values, c, (region.lower + region.upper) / 2) - dot(size, c, (region.upper - region.lower) / 2)
+    if region.threat is not None:
+        value = torch.maximum(value, dot(c.values, c, region.x) - _reach(region, region.threat, c, size))
+    if not sound:
+        return value
+    terms = 2 * c.values[0, 0].numel()
+    largest = torch.maximum(region.lower.abs(), region.upper.abs())
+    return value - (4 * gamma(terms, value.dtype) * dot(size, c, largest) + underflow(terms, value.dtype))
+
+
+def _reach(region: Region, threat: L2 | L1 | Sparse, c: Coefficients, size: Tensor) -> Tensor:
+    """Largest decrease of <c, x'> from <c, x> within the threat set (B, M); for balls the valid range is ignored."""
+    if isinstance(threat, L1):
+        return threat.eps * size.flatten(2).amax(2)
+    if isinstance(threat, L2):
+        norm: Tensor = torch.linalg.vector_norm(c.values.flatten(2), dim=2)
+        return threat.eps * norm
+    down = seen(region.lower - region.x, c) * c.values
+    up = seen(region.upper - region.x, c) * c.values
+    gain = Sparse.per_pixel(-torch.minimum(down, up).flatten(0, 1))
+    return gain.topk(min(threat.k, gain.shape[1]), dim=1).values.sum(1).view(size.shape[:2])

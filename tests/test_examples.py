@@ -1,0 +1,114 @@
+"""Every script in examples/ runs and says what it promises, with small settings."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_example_has_a_test_and_is_short():
+    tests = Path(__file__).read_text()
+    for path in FOLDER.glob("*.py"):
+        assert f'load("{path.stem}")' in tests
+        assert path.stem == "demo" or len(path.read_text().splitlines()) < 40
+
+
+def test_attack_lists_broken_inputs(capsys):
+    load("attack").main(epochs=1, n=40)
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first.startswith("broken: ")
+    assert 1 <= len(rows) <= 5
+    for row in rows:
+        label, after = row.split(": a ")[1].split(", now taken for a ")
+        assert label != after
+
+
+def test_certify_patch_proves_less_for_larger_patches(capsys):
+    load("certify_patch").main(epochs=1, n=20, largest=3)
+    rows = capsys.readouterr().out.splitlines()
+    proved = [float(row.split()[1].rstrip("%")) for row in rows]
+    assert len(proved) == 3
+    assert 0 < proved[0] < 100
+    assert proved == sorted(proved, reverse=True)
+    assert rows[1].endswith("at all 729 places")
+
+
+def test_own_model_brackets_and_writes_a_report(capsys, tmp_path):
+    load("own_model").main(steps=100, n=40, out=tmp_path / "run")
+    out = capsys.readouterr().out
+    assert "of 40 inputs hold at linf:0.05" in out
+    assert "change of 0.03: " in out
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_train_recipe_applies_its_overrides(capsys, tmp_path):
+    load("train_recipe").main(epochs=1, out=tmp_path)
+    assert "epoch 1: " in capsys.readouterr().out
+    recipe = (tmp_path / "recipe.toml").read_text()
+    assert 'threat = "linf:0.05"' in recipe
+    assert "steps = 3" in recipe
+
+
+SMALL = {"n": 20, "n_pgd": 30, "epochs": 1, "validation": 0.9}
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory):
+    """The folder of a finished small demo."""
+    out = tmp_path_factory.mktemp("demo")
+    load("demo").demo(out, **SMALL)
+    return out
+
+
+def test_demo_puts_both_models_on_one_page(demo_run):
+    page = (demo_run / "report.html").read_text()
+    assert "mnist-mini-standard" in page
+    assert "mnist-mini-at" in page
+    assert "20 inputs" in page
+
+
+def test_demo_run_again_repeats_nothing(demo_run, capsys):
+    files = [*demo_run.glob("*/model.safetensors"), *demo_run.glob("*/checkpoints/last.pt")]
+    before = {path: path.stat().st_mtime_ns for path in files}
+    assert len(before) == 4
+    load("demo").demo(demo_run, **SMALL)
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+    out = capsys.readouterr().out
+    assert out.count("was trained before") == 2
+    assert "of 20 inputs hold at linf:0.1" in out
+    assert out.count("under PGD with 40 steps at linf:0.1") == 2
+    assert f"report: {demo_run / 'report.html'}" in out
+
+
+def test_demo_goes_on_with_an_interrupted_training(demo_run, tmp_path):
+    get_model = load("demo").get_model
+    folder = tmp_path / "run"
+    first = get_model("mnist-mini-standard", folder, epochs=1, validation=0.9)
+    (folder / "model.safetensors").unlink()  # as if it was killed before the second epoch
+    second = get_model("mnist-mini-standard", folder, epochs=2, validation=0.9)
+    assert second.history[0] == first.history[0]
+    assert len(second.history) == 2
+    assert get_model("mnist-mini-standard", folder) is None
+
+
+def test_demo_starts_over_where_no_checkpoint_was_written_yet(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    result = load("demo").get_model("mnist-mini-standard", tmp_path, epochs=1, validation=0.9)
+    assert len(result.history) == 1
+
+
+def test_demo_turns_an_error_into_one_line(monkeypatch, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setattr("sys.argv", ["demo.py", "--out", str(file), "--epochs", "1"])
+    with pytest.raises(SystemExit, match=r"^error: "):
+        load("demo").main()
