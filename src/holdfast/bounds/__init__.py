@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds import interval, linear
+from holdfast.bounds import alpha, interval, linear
+from holdfast.bounds.alpha import ASCENT, Ascent
 from holdfast.bounds.graph import trace
 from holdfast.bounds.inputs import boxes
 from holdfast.bounds.region import REGIONS, Region, region
@@ -17,7 +18,7 @@ from holdfast.registry import get, register
 from holdfast.results import Bounds
 from holdfast.threats import Patch, Threat
 
-__all__ = ["bounds"]
+__all__ = ["Ascent", "bounds"]
 
 
 def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", **options: Any) -> Bounds:
@@ -134,6 +135,35 @@ def crown_ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True
 def fastlin(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 64) -> Bounds:
     """Bounds of the logits by Fast-Lin; arguments as for `crown`."""
     return _linear(model, x, threat, "parallel", True, sound, chunk)
+
+
+@register(
+    "bounds",
+    "alpha-crown",
+    summary="CROWN with lower slopes optimised by gradient ascent, per neuron and per output",
+    guarantee="proof",
+    threats=REGIONS,
+    reference="Xu et al., Fast and complete: enabling complete verification with massively parallel incomplete "
+    "verifiers, 2021",
+)
+def alpha_crown(
+    model: nn.Module, x: Tensor, threat: Threat, *, ascent: Ascent = ASCENT, sound: bool = True, chunk: int = 64
+) -> Bounds:
+    """Bounds of the logits by CROWN with optimised slopes.
+
+    Args:
+        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).
+        threat: any.
+        ascent: how to optimise the slopes; `Ascent(joint=True)` also those of the hidden layers.
+        sound: account for rounding.
+        chunk: boxes in memory at a time, for patches.
+    """
+    graph = trace(model, x)
+
+    def one(r: Region) -> interval.Interval:
+        return alpha.output_bounds(graph, r, ascent, sound=sound)
+
+    return _over_boxes(threat, x, sound, chunk, one)
 
 
 def _linear(

@@ -88,7 +88,9 @@ def _scaled_window(op: ops.Scale, c: Coefficients) -> Step:
 def _activation(c: Coefficients, lines: Lines, given: Tensor | None, *, sound: bool) -> Step:
     """Positive coefficients take the line below, negative ones the line above."""
     a = c.values
-    low = seen(lines.lower_slope, c) if given is None else given
+    low = seen(lines.lower_slope, c)
+    if given is not None:  # on windows, the slopes of a map are shared by its rows
+        low = given if c.window is None else seen(given[:, 0], c)
     slope = torch.where(a > 0, low, seen(lines.upper_slope, c))
     added = dot(a.clamp(max=0), c, lines.upper_shift)
     total = added.abs()

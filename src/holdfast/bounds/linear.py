@@ -53,7 +53,15 @@ class Relaxation:
     errors: dict[int, Tensor] = field(default_factory=dict)
 
 
-def relaxation(graph: Graph, region: Region, *, slopes: Slopes | None, hidden: bool, sound: bool) -> Relaxation:
+def relaxation(
+    graph: Graph,
+    region: Region,
+    *,
+    slopes: Slopes | None,
+    hidden: bool,
+    sound: bool,
+    lower_slopes: dict[tuple[int, int, int], Tensor] | None = None,
+) -> Relaxation:
     """Walks forward, bounding the input of every activation, and replaces each activation by lines.
 
     Args:
@@ -64,6 +72,8 @@ def relaxation(graph: Graph, region: Region, *, slopes: Slopes | None, hidden: b
             backward pass runs for those neurons alone that intervals leave unstable: elsewhere the lines are exact.
             On a ball the first layer is always bounded by the dual norm.
         sound: account for rounding.
+        lower_slopes: lower slopes of activation k in the pass that bounds hidden node i from below (sign 1) or above
+            (sign -1), by (i, sign, k): (B, *shape); where k is stable they do not count.
     """
     r = Relaxation(graph, region, sound)
     r.intervals.append((region.lower, region.upper))
@@ -83,12 +93,18 @@ def relaxation(graph: Graph, region: Region, *, slopes: Slopes | None, hidden: b
             continue
         nonlinear = [k for k in users[i] if isinstance(graph.nodes[k].op, ops.Activation | ops.MaxPool | ops.MinMax)]
         if nonlinear and hidden and not first:
-            r.intervals[i] = _refined(r, i, unstable(graph.nodes[nonlinear[0]].op, *bounds))
+            r.intervals[i] = _refined(r, i, unstable(graph.nodes[nonlinear[0]].op, *bounds), lower_slopes)
         for k in nonlinear:
             op = graph.nodes[k].op
             if isinstance(op, ops.Activation):
                 r.lines[k] = relax(op, *r.intervals[i], slopes, graph.nodes[k].name)
     return r
+
+
+def hidden_layers(graph: Graph) -> list[int]:
+    """Nodes that an activation, a max pooling or a MinMax reads from."""
+    kinds = ops.Activation | ops.MaxPool | ops.MinMax
+    return [i for i, users in enumerate(_users(graph)) if any(isinstance(graph.nodes[k].op, kinds) for k in users)]
 
 
 def _users(graph: Graph) -> list[list[int]]:
@@ -128,7 +144,9 @@ def _transposed_terms(op: ops.Affine) -> int:
     return op.terms
 
 
-def _refined(r: Relaxation, i: int, which: Tensor) -> interval.Interval:
+def _refined(
+    r: Relaxation, i: int, which: Tensor, lower_slopes: dict[tuple[int, int, int], Tensor] | None = None
+) -> interval.Interval:
     """Interval bounds of node i, tightened by backward passes where `which` (B, *shape) is true.
 
     Every input gets as many rows as the one with the most neurons to tighten; the spare rows repeat others.
@@ -142,10 +160,27 @@ def _refined(r: Relaxation, i: int, which: Tensor) -> interval.Interval:
     low, high = lower.flatten(1), upper.flatten(1)
     for part in neurons.split(_chunk(r, i), dim=1):
         start = unit_rows(r.graph, i, part, lower.dtype)
-        ends = [concretise(r, backward(r, i, c)) for c in (start, start.with_values(-start.values))]
+        ends = [
+            concretise(r, backward(r, i, start.with_values(sign * start.values), _given(r, i, sign, lower_slopes)))
+            for sign in (1, -1)
+        ]
         low = low.scatter(1, part, torch.maximum(low.gather(1, part), ends[0]))
         high = high.scatter(1, part, torch.minimum(high.gather(1, part), -ends[1]))
     return low.view_as(lower), high.view_as(upper)
+
+
+def _given(
+    r: Relaxation, i: int, sign: int, lower_slopes: dict[tuple[int, int, int], Tensor] | None
+) -> dict[int, Tensor] | None:
+    """The given slopes of the pass (i, sign) where they are free, those of the lines elsewhere, (B, 1, *shape)."""
+    if not lower_slopes:
+        return None
+    given = {}
+    for (node, side, k), slope in lower_slopes.items():
+        if (node, side) == (i, sign):
+            lower, upper = r.intervals[r.graph.nodes[k].inputs[0]]
+            given[k] = torch.where((lower < 0) & (upper > 0), slope, r.lines[k].lower_slope)[:, None]
+    return given
 
 
 def unit_rows(graph: Graph, i: int, neurons: Tensor, dtype: torch.dtype) -> Coefficients:
@@ -206,8 +241,13 @@ def margin_bounds(r: Relaxation, y: Tensor) -> Tensor:
 
 def margin_planes(r: Relaxation, y: Tensor, slopes: dict[int, Tensor] | None = None) -> Planes:
     """Linear lower bounds of z_y - z_j, one row for each class j; the row of j = y is zero."""
+    return backward(r, len(r.graph.nodes) - 1, margin_rows(r, y), slopes)
+
+
+def margin_rows(r: Relaxation, y: Tensor) -> Coefficients:
+    """The rows z_y - z_j at the output, (B, K, K)."""
     one_hot = torch.eye(r.graph.nodes[-1].shape[0], dtype=r.region.x.dtype, device=y.device)
-    return backward(r, len(r.graph.nodes) - 1, Coefficients(one_hot[y][:, None] - one_hot), slopes)
+    return Coefficients(one_hot[y][:, None] - one_hot)
 
 
 def backward(r: Relaxation, i: int, start: Coefficients, slopes: dict[int, Tensor] | None = None) -> Planes:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from holdfast.bounds.coefficients import Coefficients, clean, dot, seen
 from holdfast.bounds.inputs import boxes
-from holdfast.bounds.rounding import gamma, underflow
-from holdfast.threats import L1, L2, Sparse, Threat
+from holdfast.bounds.rounding import gamma, underflow, unit
+from holdfast.threats import L1, L2, Linf, Sparse, Threat
 
 REGIONS = ("linf", "l2", "l1", "box", "patch", "sparse")
 """Threats that linear bounds can be evaluated over."""
@@ -16,12 +16,16 @@ REGIONS = ("linf", "l2", "l1", "box", "patch", "sparse")
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """A box [lower, upper] (B, *shape) of inputs, cut with the threat's own set around x if that is smaller."""
+    """A box [lower, upper] (B, *shape) of inputs, cut with the threat's own set around x if that is smaller.
+
+    `eps` (B,), if given, holds the radius of each input's ball instead of the threat's.
+    """
 
     lower: Tensor
     upper: Tensor
     x: Tensor
     threat: L2 | L1 | Sparse | None = None
+    eps: Tensor | None = None
 
 
 def region(threat: Threat, x: Tensor, *, sound: bool) -> Region:
@@ -30,6 +34,15 @@ def region(threat: Threat, x: Tensor, *, sound: bool) -> Region:
         return Region(*threat.box(x), x, threat)
     lower, upper, _ = next(boxes(threat, x, sound=sound, chunk=1))
     return Region(lower, upper, x, threat if isinstance(threat, L2 | L1) else None)
+
+
+def balls(threat: Linf | L2 | L1, x: Tensor, eps: Tensor, *, sound: bool) -> Region:
+    """Balls of the threat's kind and valid range, with a radius of its own, `eps` (B,), for each input."""
+    reach = eps.view(-1, *[1] * (x.ndim - 1))
+    if sound:  # x -+ eps is rounded, relative to |x| + eps
+        reach = reach + 4 * unit(x.dtype) * (max(abs(threat.low), abs(threat.high)) + reach)
+    lower, upper = (x - reach).clamp(min=threat.low), (x + reach).clamp(max=threat.high)
+    return Region(lower, upper, x, None if isinstance(threat, Linf) else threat, eps)
 
 
 def minimum(region: Region, c: Coefficients, *, sound: bool) -> Tensor:
@@ -51,11 +64,11 @@ def minimum(region: Region, c: Coefficients, *, sound: bool) -> Tensor:
 
 def _reach(region: Region, threat: L2 | L1 | Sparse, c: Coefficients, size: Tensor) -> Tensor:
     """Largest decrease of <c, x'> from <c, x> within the threat set (B, M); for balls the valid range is ignored."""
-    if isinstance(threat, L1):
-        return threat.eps * size.flatten(2).amax(2)
-    if isinstance(threat, L2):
-        norm: Tensor = torch.linalg.vector_norm(c.values.flatten(2), dim=2)
-        return threat.eps * norm
+    if isinstance(threat, L1 | L2):
+        eps = threat.eps if region.eps is None else region.eps[:, None]
+        flat = size.flatten(2)
+        norm: Tensor = flat.amax(2) if isinstance(threat, L1) else torch.linalg.vector_norm(flat, dim=2)
+        return eps * norm
     down = seen(region.lower - region.x, c) * c.values
     up = seen(region.upper - region.x, c) * c.values
     gain = Sparse.per_pixel(-torch.minimum(down, up).flatten(0, 1))

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.certify import alpha_crown as _alpha_crown  # noqa: F401
 from holdfast.certify import auto as _auto  # noqa: F401  (registers the methods)
 from holdfast.certify import margins as _margins  # noqa: F401
 from holdfast.checks import check_task

@@ -5,13 +5,14 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from holdfast.bounds.region import REGIONS
-from holdfast.certify.margins import crown, crown_ibp, ibp
+from holdfast.certify.alpha_crown import alpha_crown
+from holdfast.certify.margins import crown_ibp, ibp
 from holdfast.errors import UnsupportedError
 from holdfast.registry import register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
-LADDER = (ibp, crown_ibp, crown)
+LADDER = (ibp, crown_ibp, alpha_crown)
 
 
 @register(
@@ -23,7 +24,7 @@ LADDER = (ibp, crown_ibp, crown)
     reference="Holdfast",
 )
 def auto(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
-    """Intervals, then CROWN-IBP, then CROWN, each on the inputs that those before it left open.
+    """Intervals, then CROWN-IBP, then alpha-CROWN, each on the inputs that those before it left open.
 
     A layer that only intervals cover ends the climb; what they proved stands.
 

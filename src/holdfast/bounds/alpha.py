@@ -1,0 +1,172 @@
+"""Linear bounds with optimised slopes.
+
+Any lower slope between that of the negative side and 1 is sound for an unstable ReLU. Which one is best depends on the
+neuron and on what is bounded, so it is found by gradient ascent on the bound itself (Xu et al., "Fast and complete:
+enabling complete verification with massively parallel incomplete verifiers", 2021). Every iterate is a sound bound; the
+best one of each row is kept.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from holdfast.bounds import interval, linear, ops
+from holdfast.bounds.coefficients import Coefficients
+from holdfast.bounds.linear import Relaxation
+from holdfast.bounds.ops import Graph
+from holdfast.bounds.region import Region
+from holdfast.bounds.relax import PIECEWISE, Lines
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """How to optimise: Adam with a learning rate that decays by `decay` each iteration.
+
+    `joint` also optimises the slopes behind the bounds of the hidden layers, which are then computed anew in every
+    iteration: tighter, and many times as costly.
+    """
+
+    iterations: int = 20
+    learning_rate: float = 0.1
+    decay: float = 0.98
+    joint: bool = False
+
+
+ASCENT = Ascent()
+
+
+def select(r: Relaxation, index: Tensor) -> Relaxation:
+    """The relaxation of some of the inputs."""
+
+    def lines(line: Lines) -> Lines:
+        low = None if line.lower_shift is None else line.lower_shift[index]
+        return Lines(line.lower_slope[index], low, line.upper_slope[index], line.upper_shift[index])
+
+    region = r.region
+    return replace(
+        r,
+        region=Region(region.lower[index], region.upper[index], region.x[index], region.threat),
+        intervals=[(low[index], high[index]) for low, high in r.intervals],
+        lines={k: lines(line) for k, line in r.lines.items()},
+        errors={k: error[index] for k, error in r.errors.items()},
+    )
+
+
+def optimise(r: Relaxation, start: Coefficients, ascent: Ascent) -> Tensor:
+    """Lower bounds of the rows `start` at the output, (B, M), with one slope per neuron and row.
+
+    Args:
+        r: the relaxed network; its slopes are the start of the ascent.
+        start: rows at the output, dense (B, M, K).
+        ascent: how to optimise.
+    """
+    last, rows = len(r.graph.nodes) - 1, start.values.shape[1]
+    slopes = {k: low.detach()[:, None].repeat_interleave(rows, 1) for k, low, _, _ in _free(r)}
+
+    def bound() -> Tensor:
+        return linear.concretise(r, linear.backward(r, last, start, _held(r, slopes)))
+
+    return _ascend(slopes, bound, ascent, {k: floor for k, _, floor, _ in _free(r)})
+
+
+def _free(r: Relaxation) -> list[tuple[int, Tensor, float, Tensor]]:
+    """Activations whose lower slope is free: node, slope, its least value, and where it is free (B, *shape)."""
+    free = []
+    for k, lines in r.lines.items():
+        op = r.graph.nodes[k].op
+        if isinstance(op, ops.Activation) and op.kind in PIECEWISE:
+            lower, upper = r.intervals[r.graph.nodes[k].inputs[0]]
+            free.append((k, lines.lower_slope, op.parameter, (lower < 0) & (upper > 0)))
+    return free
+
+
+def _held(r: Relaxation, slopes: dict[int, Tensor]) -> dict[int, Tensor]:
+    """The slopes where they are free, those of the exact line elsewhere."""
+    return {k: torch.where(where[:, None], slopes[k], low[:, None]) for k, low, _, where in _free(r) if k in slopes}
+
+
+def _ascend(slopes: dict[int, Tensor], bound: Callable[[], Tensor], ascent: Ascent, floors: dict[int, float]) -> Tensor:
+    """Raises `bound()` (B, M) by projected Adam on the slopes; the best value of each row."""
+    with torch.enable_grad():
+        for slope in slopes.values():
+            slope.requires_grad_(True)
+        adam = torch.optim.Adam(list(slopes.values()), lr=ascent.learning_rate) if slopes else None
+        value = bound()
+        best = value.detach()
+        for _ in range(ascent.iterations if adam else 0):
+            assert adam is not None
+            gradients = torch.autograd.grad(-value.sum(), list(slopes.values()), allow_unused=True)
+            for slope, gradient in zip(slopes.values(), gradients, strict=True):
+                slope.grad = gradient
+            adam.step()
+            for group in adam.param_groups:
+                group["lr"] *= ascent.decay
+            with torch.no_grad():
+                for k, slope in slopes.items():
+                    slope.clamp_(floors[k], 1.0)
+            value = bound()
+            best = torch.maximum(best, value.detach())
+    return best
+
+
+def bounds(
+    graph: Graph, region: Region, start: Callable[[Relaxation], Coefficients], ascent: Ascent, *, sound: bool
+) -> Tensor:
+    """Optimised lower bounds of rows at the output, (B, M).
+
+    Args:
+        graph: the network.
+        region: the inputs.
+        start: makes the rows, dense (B, M, K), for a relaxation.
+        ascent: how to optimise.
+        sound: account for rounding.
+    """
+    with torch.no_grad():
+        r = linear.relaxation(graph, region, slopes="adaptive", hidden=True, sound=sound)
+        return _joint(r, start, ascent) if ascent.joint else optimise(r, start(r), ascent)
+
+
+def _joint(r: Relaxation, start: Callable[[Relaxation], Coefficients], ascent: Ascent) -> Tensor:
+    """Slopes for the rows at the output and, one per neuron and sign, for the rows of every hidden layer."""
+    free = _free(r)
+    last, rows = len(r.graph.nodes) - 1, start(r).values.shape[1]
+    output = {k: low.detach()[:, None].repeat_interleave(rows, 1) for k, low, _, _ in free}
+    hidden = {
+        (i, sign, k): low.detach().clone()
+        for i in linear.hidden_layers(r.graph)
+        for k, low, _, _ in free
+        for sign in (1, -1)
+        if k < i
+    }
+    floor = {k: floor for k, _, floor, _ in free}
+
+    def bound() -> Tensor:
+        now = linear.relaxation(r.graph, r.region, slopes="adaptive", hidden=True, sound=r.sound, lower_slopes=hidden)
+        return linear.concretise(now, linear.backward(now, last, start(now), _held(now, output)))
+
+    every = [*((k, slope) for k, slope in output.items()), *((key[2], slope) for key, slope in hidden.items())]
+    slopes = {n: slope for n, (_, slope) in enumerate(every)}
+    return _ascend(slopes, bound, ascent, {n: floor[k] for n, (k, _) in enumerate(every)})
+
+
+def margin_bounds(graph: Graph, region: Region, y: Tensor, ascent: Ascent, *, sound: bool) -> Tensor:
+    """Optimised lower bounds of z_y - z_j, (B, K); zero at j = y."""
+
+    def start(r: Relaxation) -> Coefficients:
+        return linear.margin_rows(r, y)
+
+    return bounds(graph, region, start, ascent, sound=sound).scatter(1, y[:, None], 0.0)
+
+
+def output_bounds(graph: Graph, region: Region, ascent: Ascent, *, sound: bool) -> interval.Interval:
+    """Optimised bounds of the logits, (B, K) each."""
+    classes = graph.nodes[-1].shape[0]
+
+    def start(r: Relaxation) -> Coefficients:
+        one = torch.eye(classes, dtype=region.x.dtype, device=region.x.device)
+        return Coefficients(torch.cat([one, -one]).expand(len(region.x), -1, -1))
+
+    found = bounds(graph, region, start, ascent, sound=sound)
+    return found[:, :classes], -found[:, classes:]
