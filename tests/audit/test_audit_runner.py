@@ -104,7 +104,7 @@ def test_bracket_of_a_network_is_ordered_and_falls(tmp_path):
 
 
 def test_each_stage_gets_only_what_is_left(monkeypatch):
-    """Attacks go up with survivors, certified or not; certificates go down with what is right and not yet proved."""
+    """Attacks go up with survivors, certified or not; certificates halve the range of budgets of what is right."""
     model = linear()
     x, y = points(model)
     given = {"attack": [], "certify": []}
@@ -122,7 +122,9 @@ def test_each_stage_gets_only_what_is_left(monkeypatch):
     certified = [level.certified for level in result.levels]
     assert attacked[0] > attacked[1] > attacked[3] > 0, "choose a seed where every stage has work"
     assert given["attack"] == list(zip(result.budgets, attacked[:3], strict=True))
-    assert given["certify"] == list(zip(result.budgets[::-1], [right - c for c in (0, *certified[:1:-1])], strict=True))
+    low, middle, high = result.budgets
+    halves = [(low, right - certified[2]), (high, certified[2])]
+    assert given["certify"] == [(middle, right), *(half for half in halves if half[1])]
 
 
 def test_batch_size_does_not_matter():

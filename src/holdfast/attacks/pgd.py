@@ -82,7 +82,8 @@ class _ThinConvolutions(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_conv2d if func is torch.conv2d else func)(*args, **(kwargs or {}))
+        thin = func is torch.conv2d and not torch.compiler.is_compiling()  # the compiler has kernels of its own
+        return (_conv2d if thin else func)(*args, **(kwargs or {}))
 
 
 def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:

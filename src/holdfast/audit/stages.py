@@ -1,4 +1,4 @@
-"""The three stages of an audit: classify, certify from the largest budget down, attack from the smallest up.
+"""The three stages of an audit: classify, certify by bisection over the budgets, attack from the smallest up.
 
 Budgets are nested, which saves work and keeps the answers consistent: a proof at a larger budget also counts at the
 smaller ones, an example found at a smaller budget also counts at the larger ones.
@@ -93,23 +93,43 @@ def classify(job: Job) -> list[int]:
 
 
 def certify(job: Job, right: list[int]) -> dict[int, tuple[int, str]]:
-    """Largest level proved for each input, and by which certificate; inputs with no proof are left out."""
+    """Largest level proved for each input, and by which certificate; inputs with no proof are left out.
+
+    Bisection over the levels, all inputs at once: a certificate that fails at one level is not tried at larger ones.
+    """
     proofs: dict[int, tuple[int, str]] = {}
     if job.settings["certify"] is None:
         return proofs
-    for level in range(len(job.levels), 0, -1):
-        for index in job.batches("certify", level, [p for p in right if p not in proofs]):
-            start = time.perf_counter()
-            method, options = job.settings["certify"], job.settings["certify_options"]
-            with advice("certify"):
-                result = run_certify(job.model, *job.take(index), job.levels[level - 1], method, **options)
-            by = result.by or (method,) * len(index)
-            rows = zip(index.tolist(), result.certified.tolist(), by, strict=True)
-            outcomes = [Outcome(position, passed, None, name if passed else "") for position, passed, name in rows]
-            job.store.add("certify", level, outcomes, [], seconds=time.perf_counter() - start)
-        proved = (o for o in job.store.outcomes("certify", level).values() if o.passed)
-        proofs |= {outcome.position: (level, outcome.by) for outcome in proved}
-    return proofs
+    failed = dict.fromkeys(right, len(job.levels) + 1)
+    while True:
+        groups: dict[int, list[int]] = {}
+        for position in right:
+            low, high = proofs.get(position, (0, ""))[0], failed[position]
+            if low + 1 < high:
+                groups.setdefault((low + high) // 2, []).append(position)
+        if not groups:
+            return proofs
+        for level, group in sorted(groups.items()):
+            outcomes = _certify_level(job, level, group)
+            for position in group:
+                if outcomes[position].passed:
+                    proofs[position] = (level, outcomes[position].by)
+                else:
+                    failed[position] = level
+
+
+def _certify_level(job: Job, level: int, group: list[int]) -> dict[int, Outcome]:
+    """Runs the certificate at one level; all outcomes that are stored for it, by position."""
+    method, options = job.settings["certify"], job.settings["certify_options"]
+    for index in job.batches("certify", level, group):
+        start = time.perf_counter()
+        with advice("certify"):
+            result = run_certify(job.model, *job.take(index), job.levels[level - 1], method, **options)
+        by = result.by or (method,) * len(index)
+        rows = zip(index.tolist(), result.certified.tolist(), by, strict=True)
+        outcomes = [Outcome(position, passed, None, name if passed else "") for position, passed, name in rows]
+        job.store.add("certify", level, outcomes, [], seconds=time.perf_counter() - start)
+    return job.store.outcomes("certify", level)
 
 
 def attack(job: Job, right: list[int], proofs: dict[int, tuple[int, str]]) -> None:

@@ -54,8 +54,11 @@ def unstable(op: ops.Op, lower: Tensor, upper: Tensor) -> Tensor:
 def chord(slope: float, lower: Tensor, upper: Tensor) -> Tensor:
     """Slope of the chord of leaky ReLU: 1 where l >= 0, `slope` where u <= 0."""
     up, down = upper.clamp(min=0), lower.clamp(max=0)
-    width = (up - down).clamp(min=torch.finfo(lower.dtype).tiny)
-    return torch.where(up > 0, (up + slope * -down) / width, torch.full_like(up, slope)).clamp(slope, 1.0)
+    mixed = (lower < 0) & (upper > 0)
+    # No division by zero in the branch that is not taken: its gradient would be NaN.
+    width = torch.where(mixed, up - down, torch.ones_like(up)).clamp(min=1e-12)
+    stable = torch.where(upper <= 0, torch.full_like(up, slope), torch.ones_like(up))
+    return torch.where(mixed, (up - slope * down) / width, stable).clamp(slope, 1.0)
 
 
 def _piecewise(slope: float, lower: Tensor, upper: Tensor, slopes: Slopes) -> Lines:
@@ -83,17 +86,17 @@ _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
     "sigmoid": (
         torch.sigmoid,
         lambda z: torch.sigmoid(z) * torch.sigmoid(-z),
-        lambda d: 2 * torch.atanh((1 - 4 * d).clamp(0, 1).sqrt().clamp(max=1 - 1e-7)),
+        lambda d: ((1 - 2 * d + (1 - 4 * d).clamp(min=0).sqrt()) / (2 * d)).log(),
     ),
     "tanh": (
         torch.tanh,
         lambda z: 1 - torch.tanh(z).square(),
-        lambda d: torch.atanh((1 - d).clamp(0, 1).sqrt().clamp(max=1 - 1e-7)),
+        lambda d: ((2 - d + 2 * (1 - d).clamp(min=0).sqrt()) / d).log() / 2,
     ),
     "arctan": (
         torch.atan,
         lambda z: 1 / (1 + z.square()),
-        lambda d: (1 / d.clamp(min=1e-12) - 1).clamp(min=0).sqrt(),
+        lambda d: (1 / d - 1).clamp(min=0).sqrt(),
     ),
 }
 
@@ -153,7 +156,9 @@ def _shift(
     upper: Tensor,
 ) -> Tensor:
     """Largest f(z) - slope z on [l, u]: at an end, or at the t > 0 where f' equals the slope."""
-    t = where_slope(slope).clamp(min=0)
+    # The gap is stationary in t, so that t counts as a constant for gradients (its own can be infinite).
+    # A slope that underflowed stands for a t beyond all floats; with the smallest normal one t is far in saturation.
+    t = where_slope(slope.detach().clamp(min=torch.finfo(slope.dtype).tiny)).clamp(min=0)
     candidates = [lower, upper, torch.minimum(torch.maximum(t, lower), upper)]
     gaps = torch.stack([function(z) - slope * z for z in candidates])
     size = torch.stack([function(z).abs() + (slope * z).abs() for z in candidates])

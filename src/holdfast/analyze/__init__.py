@@ -1,0 +1,1 @@
+"""What a trained network looks like inside and around: landscapes, overfitting, tightness of bounds."""

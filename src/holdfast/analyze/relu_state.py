@@ -1,0 +1,109 @@
+"""What the ReLUs of a network do over a threat set: active, dead, or unstable; and a loss that makes them stable."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.bounds import linear, ops
+from holdfast.bounds.graph import trace
+from holdfast.bounds.linear import Relaxation
+from holdfast.bounds.region import region
+from holdfast.bounds.slopes import LowerSlopes
+from holdfast.checks import check_task
+from holdfast.errors import InputError, UnsupportedError
+from holdfast.threats import Patch, Threat
+
+
+@dataclass(frozen=True, eq=False)
+class ReluState:
+    """Counts of the ReLUs of each input; l and u bound the value before the ReLU.
+
+    Attributes:
+        active: (B,) int64, l > 0: the ReLU is the identity.
+        unstable: (B,) int64, l <= 0 <= u.
+        dead: (B,) int64, u < 0: the ReLU is zero.
+        slopes: (bins,) int64, histogram over [0, 1] of the chord's slope u / (u - l) of all unstable ones.
+        low_zero: (B,) int64, unstable ReLUs whose lower line has slope 0.
+        low_between: (B,) int64, slope strictly between 0 and 1.
+        low_one: (B,) int64, slope 1.
+    """
+
+    active: Tensor
+    unstable: Tensor
+    dead: Tensor
+    slopes: Tensor
+    low_zero: Tensor
+    low_between: Tensor
+    low_one: Tensor
+
+
+def pre_activations(r: Relaxation) -> dict[int, tuple[Tensor, Tensor]]:
+    """Bounds (B, n) before every ReLU, by node."""
+    return {
+        i: (r.intervals[node.inputs[0]][0].flatten(1), r.intervals[node.inputs[0]][1].flatten(1))
+        for i, node in enumerate(r.graph.nodes)
+        if isinstance(node.op, ops.Activation) and node.op.kind == "relu"
+    }
+
+
+@torch.no_grad()
+def relu_state(
+    model: nn.Module,
+    x: Tensor,
+    threat: Threat,
+    *,
+    hidden: bool = False,
+    bins: int = 20,
+    rule: Callable[[Relaxation], LowerSlopes] | None = None,
+) -> ReluState:
+    """Counts of ReLU states over the threat set.
+
+    (Lee et al., "Towards better understanding of training certifiably robust models against adversarial examples",
+    2021.)
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode, with ReLUs.
+        x: inputs, shape (B, ...).
+        threat: any but patches, which are many regions for each input.
+        hidden: bounds by CROWN instead of intervals.
+        bins: of the histogram.
+        rule: lower slopes, such as `slopes.chord_slopes`; CROWN's own if none is given.
+    """
+    if isinstance(threat, Patch):
+        raise UnsupportedError(f"ReLU states are counted over one region for each input; '{threat}' has many")
+    if bins < 1:
+        raise InputError(f"bins must be >= 1, got {bins}")
+    check_task(model, x, None, threat)
+    inputs = region(threat, x, sound=False)
+    r = linear.relaxation(trace(model, x), inputs, slopes="adaptive", hidden=hidden, sound=False)
+    bounds = pre_activations(r)
+    if not bounds:
+        raise UnsupportedError("the model has no ReLU to count; the states of other activations are not defined")
+    lower, upper = (torch.cat([b[side] for b in bounds.values()], 1) for side in (0, 1))
+    given = {} if rule is None else rule(r)
+    low = torch.cat([given[i].flatten(1) if i in given else r.lines[i].lower_slope.flatten(1) for i in bounds], 1)
+    chord = torch.cat([r.lines[i].upper_slope.flatten(1) for i in bounds], 1)
+    unstable = (lower <= 0) & (upper >= 0)
+    slopes = torch.histc(chord[unstable].float(), bins, 0.0, 1.0).long()
+    return ReluState(
+        (lower > 0).sum(1),
+        unstable.sum(1),
+        (upper < 0).sum(1),
+        slopes,
+        (unstable & (low == 0)).sum(1),
+        (unstable & (low > 0) & (low < 1)).sum(1),
+        (unstable & (low == 1)).sum(1),
+    )
+
+
+def relu_stability_loss(r: Relaxation) -> Tensor:
+    """Sum over the ReLUs of -tanh(1 + u l), (B,): large while u l < 0, flat where the ReLU is clearly stable.
+
+    To be added, with a weight, to the training loss (Xiao et al., "Training for faster adversarial robustness
+    verification via inducing ReLU stability", 2019). The product is taken neuron by neuron: a single tanh of the inner
+    product of u and l, as sometimes printed, would let stable neurons pay for unstable ones.
+    """
+    terms = [-torch.tanh(1 + upper * lower).sum(1) for lower, upper in pre_activations(r).values()]
+    return torch.stack(terms).sum(0) if terms else r.region.x.new_zeros(len(r.region.x))

@@ -1,0 +1,198 @@
+"""The largest radius that can be proved: a search over the budget, for every input of a batch at once.
+
+Plain bisection asks yes or no. With `pec` a failed try at eps still proves some radius below eps, which lifts the lower
+end of the bracket, so that fewer bounds have to be computed (Liu et al., "Training provably robust models by polyhedral
+envelope regularization", 2020, algorithm 2).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.bounds.graph import trace
+from holdfast.bounds.ops import Graph
+from holdfast.bounds.region import Region, balls
+from holdfast.bounds.relax import Slopes
+from holdfast.certify.distance import NORMS, Norm
+from holdfast.certify.margins import from_margins, interval_margins, linear_margins
+from holdfast.certify.pec import Ball, Envelope, envelope
+from holdfast.checks import check_task
+from holdfast.errors import InputError, did_you_mean
+from holdfast.threats import L1, L2, Linf
+
+Method = Literal["pec", "kw", "fastlin", "crown", "crown-ibp", "ibp"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+Proof = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From some inputs, their labels and a radius to try (B,) to the radius proved (B,): at most the one tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class RadiusSearch:
+    """What a search found.
+
+    Attributes:
+        radius: (B,) the largest radius that was proved; 0 where the input is misclassified.
+        estimate: (B,) middle of the last bracket: nearer to the method's limit, and *not* proved.
+        evaluations: (B,) int64, how often bounds were computed for each input.
+    """
+
+    radius: Tensor
+    estimate: Tensor
+    evaluations: Tensor
+
+
+@torch.no_grad()
+def radius(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    norm: Norm,
+    method: Method = "pec",
+    *,
+    eps_max: float | None = None,
+    tolerance: float = 1e-4,
+    slopes: Slopes = "parallel",
+    low: float = 0.0,
+    high: float = 1.0,
+    sound: bool = True,
+    chunk: int = 256,
+) -> Tensor:
+    """Largest radius of a ball around each input in which the class is proved not to change, (B,).
+
+    The value returned is always one that was proved. It is not always the largest that the method can prove: the
+    bounds need not get looser in step with the budget, so that a bracket may close on the wrong side.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs in [low, high], shape (B, ...).  y: labels, shape (B,), int64.
+        norm: "linf", "l2" or "l1".
+        method: "pec" is the fastest; "kw", "fastlin", "crown", "crown-ibp" and "ibp" bisect.
+        eps_max: largest radius to try; if None, the largest distance between two valid inputs.
+        tolerance: width of the bracket at which the search stops.
+        slopes: of `pec`: "parallel" (Fast-Lin) or "adaptive" (CROWN).
+        low, high: the valid range of every input value.
+        sound: account for floating-point rounding.
+        chunk: inputs worked on at a time; memory grows with it, the answer does not change.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2).eval()
+        >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
+        >>> x, y = torch.tensor([[0.8, 0.2], [0.2, 0.8]]), torch.tensor([0, 0])
+        >>> [round(r, 3) for r in radius(model, x, y, "linf").tolist()]
+        [0.3, 0.0]
+    """
+    found = search_radius(
+        model,
+        x,
+        y,
+        norm,
+        method,
+        eps_max=eps_max,
+        tolerance=tolerance,
+        slopes=slopes,
+        low=low,
+        high=high,
+        sound=sound,
+        chunk=chunk,
+    )
+    return found.radius
+
+
+@torch.no_grad()
+def search_radius(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    norm: Norm,
+    method: Method = "pec",
+    *,
+    eps_max: float | None = None,
+    tolerance: float = 1e-4,
+    slopes: Slopes = "parallel",
+    low: float = 0.0,
+    high: float = 1.0,
+    sound: bool = True,
+    chunk: int = 256,
+) -> RadiusSearch:
+    """The search behind `radius`, with its cost; same arguments."""
+    if norm not in NORMS:
+        raise InputError(f"unknown norm '{norm}' for a radius. " + did_you_mean(str(norm), NORMS))
+    if method not in METHODS:
+        raise InputError(f"unknown method '{method}' for a radius. " + did_you_mean(str(method), METHODS))
+    if chunk < 1:
+        raise InputError(f"chunk must be at least 1, got {chunk}")
+    if not (math.isfinite(tolerance) and tolerance > 0):
+        raise InputError(f"tolerance must be a positive number, got {tolerance}")
+    threat = _ball(norm, low, high)
+    right = check_task(model, x, y, threat).argmax(1) == y
+    top = _diameter(x, threat) if eps_max is None else eps_max
+    if not (math.isfinite(top) and top > 0):
+        raise InputError(f"eps_max must be a positive number, got {eps_max}")
+    prove = _prover(trace(model, x), threat, method, slopes, sound)
+    parts = [
+        _search(prove, x[i : i + chunk], y[i : i + chunk], right[i : i + chunk], top, tolerance)
+        for i in range(0, len(x), chunk)
+    ]
+    return RadiusSearch(
+        torch.cat([part.radius for part in parts]),
+        torch.cat([part.estimate for part in parts]),
+        torch.cat([part.evaluations for part in parts]),
+    )
+
+
+def _ball(norm: Norm, low: float, high: float) -> Ball:
+    kinds: dict[Norm, type[Linf] | type[L2] | type[L1]] = {"linf": Linf, "l2": L2, "l1": L1}
+    return kinds[norm](0.0, low=low, high=high)
+
+
+def _diameter(x: Tensor, threat: Ball) -> float:
+    """Largest distance between two valid inputs."""
+    side, count = threat.high - threat.low, x[0].numel()
+    match threat:
+        case Linf():
+            return side
+        case L2():
+            return side * math.sqrt(count)
+        case L1():
+            return side * count
+
+
+def _prover(graph: Graph, threat: Ball, method: Method, slopes: Slopes, sound: bool) -> Proof:
+    if method == "pec":
+        options = Envelope(slopes=slopes, sound=sound)
+        return lambda x, y, eps: envelope(graph, x, y, threat, eps, options)[0]
+
+    def margins(r: Region, y: Tensor) -> Tensor:
+        if method == "ibp":
+            return interval_margins(graph, r, y, sound=sound)
+        lines: Slopes = "parallel" if method in ("kw", "fastlin") else "adaptive"
+        return linear_margins(graph, r, y, slopes=lines, hidden=method != "crown-ibp", sound=sound)
+
+    def prove(x: Tensor, y: Tensor, eps: Tensor) -> Tensor:
+        certified = from_margins(margins(balls(threat, x, eps, sound=sound), y), y, method).certified
+        return torch.where(certified, eps, torch.zeros_like(eps))
+
+    return prove
+
+
+def _search(prove: Proof, x: Tensor, y: Tensor, right: Tensor, eps_max: float, tolerance: float) -> RadiusSearch:
+    """Bisection with a lower end that also rises on failure; inputs leave as their brackets close."""
+    proved = x.new_zeros(len(x))
+    limit = torch.where(right, eps_max, 0.0).to(x)
+    evaluations = torch.zeros_like(y)
+    while True:
+        # A bracket of two neighbouring floats cannot be halved, however small the tolerance.
+        middle = (proved + limit) / 2
+        active = ((limit - proved > tolerance) & (middle > proved) & (middle < limit)).nonzero()[:, 0]
+        if len(active) == 0:
+            return RadiusSearch(proved, middle, evaluations)
+        tried = middle[active]
+        found = prove(x[active], y[active], tried)
+        evaluations[active] += 1
+        proved[active] = torch.maximum(proved[active], found)
+        limit[active] = torch.where(found < tried, tried, limit[active])
