@@ -1,11 +1,16 @@
 """The command line: thin commands on top of the Python functions of the same names."""
 
+import csv
+import io
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import nn
 
@@ -83,6 +88,97 @@ def audit(
     )
     console.print(result.table())
     typer.echo(f"report: {folder / 'report.html'}")
+
+
+@app.command()
+def certify(
+    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")],
+    data: DataOption = "mnist-mini",
+    threat: ThreatOption = "linf:0.1",
+    method: Annotated[str, typer.Option(help="Certificate (`holdfast methods certify`).")] = "auto",
+    n: Annotated[int, typer.Option("--n", min=1, help="Certify the first N test inputs.")] = 500,
+    out: Annotated[Path | None, typer.Option(help="Per-input results: a .csv or .json file.")] = None,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Prove for each input that no perturbation of the threat changes its class."""
+    limit = hf.threat(threat)
+    dataset = hf.load_data(data, root=root)
+    network = open_model(model, architecture, dataset)
+    x, y = dataset.test.x[:n], dataset.test.y[:n]
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise InputError(f"--out must end in .csv or .json, got '{out}'")
+    rows: list[dict[str, object]] = []
+    for i in track(range(0, len(x), 50), f"certify {limit}", len(x)):
+        part = slice(i, i + 50)
+        result = hf.certify(network, x[part], y[part], limit, method)
+        radius = [None] * len(result.margin) if result.radius is None else result.radius.tolist()
+        by = result.by or (method,) * len(result.margin)
+        for j, (ok, margin) in enumerate(zip(result.certified.tolist(), result.margin.tolist(), strict=True)):
+            label = int(y[i + j])
+            row = {"input": i + j, "label": label, "certified": ok, "margin": margin, "radius": radius[j], "by": by[j]}
+            rows.append(row)
+    proved = sum(bool(row["certified"]) for row in rows)
+    typer.echo(f"certified {proved} of {len(rows)} ({proved / len(rows):.1%}) at {limit} by '{method}'")
+    if out is not None:
+        write_rows(out, rows)
+        typer.echo(f"results: {out}")
+
+
+@app.command()
+def bounds(
+    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")],
+    data: DataOption = "mnist-mini",
+    threat: ThreatOption = "linf:0.1",
+    method: Annotated[str, typer.Option(help="Bounds (`holdfast methods bounds`).")] = "crown",
+    index: Annotated[int, typer.Option("--input", min=0, help="Position of the test input.")] = 0,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Show what each logit of one input can become under the threat."""
+    limit = hf.threat(threat)
+    dataset = hf.load_data(data, root=root)
+    network = open_model(model, architecture, dataset)
+    if index >= len(dataset.test):
+        raise InputError(f"--input {index}: the test split has {len(dataset.test)} inputs")
+    x = dataset.test.x[index : index + 1]
+    result = hf.bounds(network, x, limit, method)
+    logits = network(x)[0].tolist()
+    rows = [
+        [name, f"{z:.4f}", f"{low:.4f}", f"{high:.4f}", "label" if k == int(dataset.test.y[index]) else ""]
+        for k, (name, z, low, high) in enumerate(
+            zip(dataset.classes, logits, result.lower[0].tolist(), result.upper[0].tolist(), strict=True)
+        )
+    ]
+    console.print(_table(["class", "logit", "lower", "upper", ""], rows))
+
+
+def track(starts: range, text: str, total: int) -> Iterator[int]:
+    """The starts of batches, with a bar that counts inputs if the error output is a terminal."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bars:
+        bar = bars.add_task(text, total=total)
+        for start in starts:
+            yield start
+            bars.update(bar, completed=min(start + starts.step, total))
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    """Rows as CSV or JSON, by the ending of the path; written whole or not at all."""
+    buffer = io.StringIO()
+    if path.suffix == ".json":
+        json.dump(rows, buffer, indent=1)
+    else:
+        writer = csv.DictWriter(buffer, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(buffer.getvalue(), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
 @app.command()
