@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from holdfast.certify import alpha_crown as _alpha_crown  # noqa: F401
 from holdfast.certify import auto as _auto  # noqa: F401  (registers the methods)
 from holdfast.certify import margins as _margins  # noqa: F401
+from holdfast.certify import patch as _patch  # noqa: F401
 from holdfast.checks import check_task
 from holdfast.errors import InputError
 from holdfast.registry import get
