@@ -150,8 +150,9 @@ def _pooled(values: Tensor, pool: int) -> Tensor:
     """Maximum over the rows and over groups of `pool` columns: (B, rows, columns, ...) -> (B * groups, ...)."""
     tail = values.shape[3:]
     columns = values.amax(1).flatten(2).movedim(1, 2)
-    pooled: Tensor = F.max_pool1d(columns, pool, ceil_mode=True)
-    return pooled.movedim(2, 1).flatten(0, 1).unflatten(1, tail)
+    pooled = F.max_pool1d(columns, pool, ceil_mode=True)
+    groups: Tensor = pooled.movedim(2, 1).flatten(0, 1).unflatten(1, tail)
+    return groups
 
 
 SHAPES = ("square", "rectangle", "line", "parallelogram", "diamond")
