@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from holdfast.bounds import Ascent
+
 
 class Residual(nn.Module):
     """Residual, concatenating, normalising network for images of 2 x 7 x 5."""
@@ -67,3 +69,7 @@ def tiny_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
         "residual": (Residual(), (2, 7, 5)),
     }
     return {name: (settle(net), shape) for name, (net, shape) in nets.items()}
+
+
+QUICK = {"alpha-crown": {"ascent": Ascent(iterations=3)}, "nonuniform": {"steps": 3}, "milp": {"time_limit": 2.0}}
+"""Options that make the costly certificates fast enough for tests that run all of them."""

@@ -2,8 +2,8 @@
 
 from holdfast.attacks import attack
 from holdfast.audit import Audit, audit
-from holdfast.bounds import bounds
-from holdfast.certify import certify
+from holdfast.bounds import Ascent, bounds
+from holdfast.certify import certify, radius
 from holdfast.data import Dataset, load_data
 from holdfast.errors import HoldfastError, InputError, SoundnessError, StorageError, UnsupportedError
 from holdfast.models import load_model, make_model, save_model
@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "L1",
     "L2",
+    "Ascent",
     "AttackResult",
     "Audit",
     "Bounds",
@@ -41,6 +42,7 @@ __all__ = [
     "load_model",
     "make_model",
     "methods",
+    "radius",
     "save_model",
     "threat",
     "train",

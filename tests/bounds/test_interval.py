@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
@@ -103,6 +104,18 @@ def test_gradients_reach_the_parameters():
     values = [p.data for p in parameters[1:]]
     finite = (width(weight + step, *values) - width(weight - step, *values)) / 2e-6
     assert abs(gradients[0][1, 2].item() - finite.item()) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["ibp", "crown-ibp", "crown"])
+def test_every_parameter_gets_a_gradient(method):
+    model, shape = tiny_nets()["cnn"]
+    bounds = hf.bounds(model, torch.rand(2, *shape), hf.Linf(0.1), method, sound=False)
+    (bounds.upper - bounds.lower).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        if name != "8.bias":  # a shift of the logits does not change their width
+            assert parameter.grad is not None, name
+            assert bool(torch.isfinite(parameter.grad).all()), name
+    assert float(model[1].weight.grad.abs().sum()) > 0
 
 
 def test_sound_bounds_contain_the_unsound_ones_and_the_exact_value(net):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.bounds import alpha, interval, linear
+from holdfast.bounds import dual as _dual  # noqa: F401  (registers 'cap')
 from holdfast.bounds.alpha import ASCENT, Ascent
 from holdfast.bounds.graph import trace
 from holdfast.bounds.inputs import boxes

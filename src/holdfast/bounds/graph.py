@@ -30,7 +30,9 @@ from holdfast.models.layers import MinMax
 
 
 def trace(model: nn.Module, x: Tensor) -> Graph:
-    """The graph of `model` for inputs like x (B, ...). Parameters are referenced, not copied.
+    """The graph of `model` for inputs like x (B, ...).
+
+    Weights are referenced, not copied; batch norm and constants are folded, so trace anew once they change.
 
     Raises:
         UnsupportedError: the model cannot be traced, or holds a layer without a rule; the message names it.
@@ -43,8 +45,9 @@ def trace(model: nn.Module, x: Tensor) -> Graph:
             "values in forward(), or export the model to ONNX and load that."
         ) from error
     example = x[:1].detach().expand(BATCH, *x.shape[1:]).clone()
-    with torch.no_grad():
+    with torch.enable_grad():  # batch norm is folded here, and must keep its gradient
         graph = Translator(traced).translate(example)
+    with torch.no_grad():
         ours, theirs = graph.forward(example), model(example)
     scale = theirs.abs().max().clamp(min=1e-6)
     if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=0, atol=float(1e-3 * scale)):
@@ -166,6 +169,7 @@ class Translator(fx.Interpreter):
     def _emit(self, op: Op | None, inputs: tuple[Symbol, ...]) -> Symbol:
         if op is None:
             return inputs[0]
-        example = evaluate(op, [s.example for s in inputs])
+        with torch.no_grad():
+            example = evaluate(op, [s.example for s in inputs])
         self.nodes.append(Node(op, tuple(s.index for s in inputs), self.current, tuple(example.shape[1:])))
         return Symbol(len(self.nodes) - 1, example)

@@ -6,17 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.certify import alpha_crown as _alpha_crown  # noqa: F401
-from holdfast.certify import auto as _auto  # noqa: F401  (registers the methods)
+from holdfast.certify import alpha_crown as _alpha_crown  # noqa: F401  (registers the methods)
+from holdfast.certify import auto as _auto  # noqa: F401
+from holdfast.certify import cap as _cap  # noqa: F401
 from holdfast.certify import margins as _margins  # noqa: F401
+from holdfast.certify import milp as _milp  # noqa: F401
+from holdfast.certify import nonuniform as _nonuniform  # noqa: F401
+from holdfast.certify import one_step as _one_step  # noqa: F401
 from holdfast.certify import patch as _patch  # noqa: F401
+from holdfast.certify import pec as _pec  # noqa: F401
+from holdfast.certify.radius import radius
 from holdfast.checks import check_task
 from holdfast.errors import InputError
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
-__all__ = ["certify"]
+__all__ = ["certify", "radius"]
 
 
 @torch.no_grad()
@@ -58,11 +64,11 @@ def certify(
     parts = [
         entry.function(model, x[i : i + chunk], y[i : i + chunk], threat, **options) for i in range(0, len(x), chunk)
     ]
-    radius = None if parts[0].radius is None else torch.cat([part.radius for part in parts])
+    radii = None if parts[0].radius is None else torch.cat([part.radius for part in parts])
     result = CertifyResult(
         torch.cat([part.certified for part in parts]),
         torch.cat([part.margin for part in parts]),
-        radius,
+        radii,
         max(part.alpha for part in parts),
         tuple(name for part in parts for name in part.by),
     )

@@ -105,7 +105,7 @@ def _dual_norm(values: Tensor, norm: Norm) -> Tensor:
         case "linf":
             return values.sum(2)
         case "l2":
-            return torch.linalg.vector_norm(values, dim=2)
+            return values.square().sum(2).sqrt()
         case "l1":
             return values.amax(2)
 
@@ -118,10 +118,8 @@ def _split(size: Tensor, value: Tensor, room: Tensor, norm: Norm) -> Tensor:
     """
     if norm == "l1":
         return torch.minimum(size, _price(size, value, room)[..., None])
-    if norm == "linf":
-        weight = torch.ones_like(size)
-    else:
-        weight = size.clamp(min=1e-150)  # its square and its inverse are still normal numbers
+    # Clamped where the square and the inverse are still normal numbers.
+    weight = torch.ones_like(size) if norm == "linf" else size.clamp(min=1e-150)
     stop, order = (room / weight).sort(2)
     gain = (size * weight).gather(2, order)
     full = (size * room).gather(2, order)

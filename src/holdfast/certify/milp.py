@@ -318,7 +318,11 @@ def evaluation_error(graph: Graph, intervals: list[Interval], dtype: torch.dtype
                 g, tiny = gamma(node.op.terms, dtype), underflow(node.op.terms, dtype)
                 errors.append(node.op.apply_abs(given[0]) + g * reach + tiny)
             case ops.Activation():
-                errors.append(given[0] + 2 * ULPS * u * (size + given[0]))
+                # Below zero, and there are often many such neurons, only the slope's share of the error gets through.
+                above = (intervals[node.inputs[0]][1] + given[0]).clamp(min=0)
+                slope = node.op.parameter
+                passed = slope * given[0] + (1 - slope) * torch.minimum(given[0], above)
+                errors.append(passed + 2 * ULPS * u * (size + passed))
             case ops.MinMax():
                 errors.append(given[0].unflatten(1, (-1, 2)).amax(2).repeat_interleave(2, 1))
             case ops.Add():

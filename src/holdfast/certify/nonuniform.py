@@ -55,8 +55,8 @@ def nonuniform(
     y: Tensor,
     threat: Linf,
     *,
-    steps: int = 200,
-    step_size: float = 0.05,
+    steps: int = 100,
+    step_size: float = 0.1,
     penalty: float = 4.0,
     delta: float = 1e-4,
     tolerance: float = 1e-3,
@@ -122,7 +122,7 @@ def certify_nonuniform(
     y: Tensor,
     threat: Linf,
     *,
-    steps: int = 200,
+    steps: int = 100,
     slopes: Slopes = "parallel",
     hidden: bool = True,
 ) -> CertifyResult:
@@ -197,16 +197,14 @@ def _largest(margins: Margins, shape: Tensor, least: Tensor, tolerance: float) -
         low, high = torch.where(proved, tried, low), torch.where(failed, tried, high)
         high = torch.where(proved & growing, 2 * high, high)
         growing &= proved
-    return best
 
 
 _REACH = 1e6
 """No half-width is tried beyond this: a box so wide is proved only for a network that ignores its input."""
 
 
-def _maximise(
-    margins: Margins, start: Tensor, steps: int, step_size: float, penalty: float, delta: float
-) -> Tensor:
+@torch.enable_grad()
+def _maximise(margins: Margins, start: Tensor, steps: int, step_size: float, penalty: float, delta: float) -> Tensor:
     """Half-widths after `steps` of Adam on the augmented Lagrangian; nearly feasible, not proved.
 
     With d_j = margin_j / clean margin_j - delta and multipliers m_j <= 0 the Lagrangian, minimised over its slack
@@ -214,7 +212,7 @@ def _maximise(
     """
     with torch.no_grad():
         clean = margins(torch.zeros_like(start), False)
-        clean = clean.clamp(min=torch.finfo(clean.dtype).tiny)
+        clean = clean.clamp(min=torch.finfo(clean.dtype).tiny).masked_fill(clean.isinf(), 1.0)
     log_radius = start.log().requires_grad_()
     multiplier = torch.zeros_like(clean)
     optimizer = torch.optim.Adam([log_radius], lr=step_size)

@@ -91,7 +91,8 @@ def _norm(threat: Ball) -> Norm:
     summary="linear bounds of the margins as a polyhedron; a radius even where the whole ball cannot be proved",
     guarantee="proof",
     threats=("linf", "l2", "l1"),
-    reference="Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, 2020",
+    reference="Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, "
+    "2020",
 )
 def pec(
     model: nn.Module,
