@@ -1,5 +1,7 @@
 """The command line as a user meets it: what it prints, its exit codes, and one line for every mistake."""
 
+import csv
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +18,7 @@ import holdfast as hf
 from holdfast.cli import main
 from holdfast.train import parse_override
 
-COMMANDS = ["audit", "report", "train", "methods", "models", "data", "data list", "data get"]
+COMMANDS = ["audit", "certify", "bounds", "report", "train", "methods", "models", "data", "data list", "data get"]
 TINY = ["epochs=1", "validation=0.95", "evaluate.count=20", "evaluate.attack_steps=2"]
 
 
@@ -79,7 +81,7 @@ def test_help_of_every_command(holdfast, command):
 def test_help_lists_every_command(holdfast):
     code, out, _ = holdfast("--help")
     assert code == 0
-    assert all(command in out for command in COMMANDS[:6])
+    assert all(command in out for command in COMMANDS[:8])
 
 
 def test_methods_lists_all_or_one_kind(holdfast):
@@ -133,6 +135,36 @@ def test_audit_of_weights_alone(holdfast, tmp_path):
     )
     assert code == 0
     assert "of 10 inputs hold" in out
+
+
+def test_certify_prints_the_count_and_writes_each_input(holdfast, refused, model, tmp_path):
+    run = ["certify", model, "--threat", "linf:0.001", "--method", "ibp", "--n", 60]
+    code, out, _ = holdfast(*run, "--out", "rows.csv")
+    assert code == 0
+    data = hf.load_data("mnist-mini").test[:60]
+    proved = hf.certify(hf.load_model(model), data.x, data.y, hf.Linf(0.001), "ibp")
+    assert f"certified {int(proved.certified.sum())} of 60 " in out
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["certified"] == "True" for row in rows] == proved.certified.tolist()
+    assert [int(row["label"]) for row in rows] == data.y.tolist()
+
+    assert holdfast(*run, "--out", "rows.json")[0] == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["certified"] for row in rows] == proved.certified.tolist()
+    assert "must end in .csv or .json, got 'rows.txt'" in refused(*run, "--out", "rows.txt")
+    assert "cannot write no/such/folder.csv" in refused(*run, "--out", "no/such/folder.csv")
+    assert "Did you mean 'ibp'?" in refused("certify", model, "--method", "ibb")
+
+
+def test_bounds_prints_every_logit_of_one_input(holdfast, refused, model):
+    code, out, _ = holdfast("bounds", model, "--threat", "linf:0.01", "--method", "ibp", "--input", 3)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()[1:] if line.strip()]
+    assert len(rows) == 10
+    assert all(float(low) < float(logit) < float(high) for _, logit, low, high, *_ in rows)
+    assert [row[-1] == "label" for row in rows].index(True) == int(hf.load_data("mnist-mini").test.y[3])
+    assert "the test split has 2000 inputs" in refused("bounds", model, "--input", 2000)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +271,7 @@ def wait_for(path: Path, process: subprocess.Popen, seconds: float = 60) -> None
 
 
 def test_ctrl_c_saves_and_the_run_can_be_resumed(holdfast, tmp_path):
-    long = settings("epochs=50", "batch_size=4", "validation=0.8", "evaluate.count=20", "evaluate.attack_steps=1")
+    long = settings("epochs=50", "batch_size=4", "validation=0.9", "evaluate.count=20", "evaluate.attack_steps=1")
     command = [sys.executable, "-m", "holdfast.cli", "train", "mnist-mini-standard", "--out", "run", *long]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)

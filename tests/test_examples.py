@@ -51,11 +51,17 @@ def test_own_model_brackets_and_writes_a_report(capsys, tmp_path):
 
 
 def test_train_recipe_applies_its_overrides(capsys, tmp_path):
-    load("train_recipe").main(epochs=1, out=tmp_path)
+    load("train_recipe").main(epochs=1, validation=0.9, out=tmp_path)
     assert "epoch 1: " in capsys.readouterr().out
     recipe = (tmp_path / "recipe.toml").read_text()
     assert 'threat = "linf:0.05"' in recipe
     assert "steps = 3" in recipe
+
+
+def test_nonuniform_2d_draws_the_boxes(capsys, tmp_path):
+    load("nonuniform_2d").main(steps=100, points=3, out=tmp_path / "plane.svg")
+    assert "times as large" in capsys.readouterr().out
+    assert (tmp_path / "plane.svg").read_text().startswith("<svg")
 
 
 SMALL = {"n": 20, "n_pgd": 30, "epochs": 1, "validation": 0.9}

@@ -70,6 +70,10 @@ class Threat(ABC):
     def budget(self) -> float:
         """The budget as one number, for axes and tables."""
 
+    def select(self, selection: Tensor | slice) -> Self:
+        """The same threat for some of the inputs of a batch; differs only for a `Box` with a radius for each input."""
+        return self
+
     def clip(self, x: Tensor) -> Tensor:
         """`x` clipped to the valid range."""
         return x.clamp(self.low, self.high)
@@ -268,10 +272,12 @@ class L1(_Ball):
 class Box(Threat):
     """Each value may change by at most its own `radius`, a tensor of one input's shape or of the batch's.
 
-    A radius vector has no text form; `str()` describes it only.
+    A radius vector has no text form; `str()` describes it only. A radius for each input of a batch, `batched=True`,
+    is for bounds and certificates; attacks take one radius for all.
     """
 
     radius: Tensor
+    batched: bool = False
     name: ClassVar[str] = "box"
 
     def __post_init__(self) -> None:
@@ -280,12 +286,16 @@ class Box(Threat):
             raise InputError("every entry of the radius of a Box must be a finite number >= 0")
 
     def _radius_for(self, x: Tensor) -> Tensor:
-        if self.radius.shape not in (x.shape, x.shape[1:]):
+        expected = x.shape if self.batched else x.shape[1:]
+        if self.radius.shape != expected:
             raise InputError(
-                f"the radius of the Box has shape {tuple(self.radius.shape)}; expected {tuple(x.shape[1:])} "
-                f"(the same for all inputs) or {tuple(x.shape)}"
+                f"the radius of the Box has shape {tuple(self.radius.shape)}; expected {tuple(expected)}. "
+                "One radius for all inputs has the shape of one input; Box(radius, batched=True) has one for each."
             )
         return self.radius.to(x)
+
+    def select(self, selection: Tensor | slice) -> Self:
+        return replace(self, radius=self.radius[selection]) if self.batched else self
 
     @property
     def budget(self) -> float:

@@ -96,3 +96,16 @@ def test_radius_box_of_zero_equals_the_clean_margin():
     top = model(x).topk(2, 1).values
     assert torch.allclose(result.margin, top[:, 0] - top[:, 1], atol=1e-4)
     assert bool(result.certified.all())
+
+
+def test_a_radius_for_each_input_equals_one_by_one():
+    model, shape = tiny_nets()["mlp"]
+    x, radius = torch.rand(7, *shape), 0.1 * torch.rand(7, *shape)
+    y = model(x).argmax(1)
+    for method in ("ibp", "crown", "auto"):
+        whole = hf.certify(model, x, y, hf.Box(radius, batched=True), method, chunk=3)
+        for i in range(7):
+            one = hf.certify(model, x[i : i + 1], y[i : i + 1], hf.Box(radius[i]), method)
+            if method != "auto":  # which may stop earlier where it can tell that there is nothing to prove
+                assert torch.allclose(whole.margin[i], one.margin[0], atol=1e-5)
+            assert bool(whole.certified[i]) == bool(one.certified[0])

@@ -61,9 +61,8 @@ def certify(
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     logits = check_task(model, x, y, threat)
-    parts = [
-        entry.function(model, x[i : i + chunk], y[i : i + chunk], threat, **options) for i in range(0, len(x), chunk)
-    ]
+    pieces = [slice(i, i + chunk) for i in range(0, len(x), chunk)]
+    parts = [entry.function(model, x[piece], y[piece], threat.select(piece), **options) for piece in pieces]
     radii = None if parts[0].radius is None else torch.cat([part.radius for part in parts])
     result = CertifyResult(
         torch.cat([part.certified for part in parts]),

@@ -11,7 +11,7 @@ from holdfast.certify.margins import crown_ibp, ibp
 from holdfast.errors import UnsupportedError
 from holdfast.registry import register
 from holdfast.results import CertifyResult
-from holdfast.threats import Threat
+from holdfast.threats import Box, Threat
 
 
 @register(
@@ -36,14 +36,14 @@ def auto(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool 
     best = ibp(model, x, y, threat, sound=sound)
     open_ = (model(x).argmax(1) == y) & ~best.certified
     for step in (crown_ibp, alpha_crown):
-        if step is alpha_crown and threat.name in BALLS:
+        if step is alpha_crown and threat.name in BALLS and not (isinstance(threat, Box) and threat.batched):
             left = open_.nonzero()[:, 0]
             open_[left] = ~pgd(model, x[left], y[left], threat, steps=10, loss="margin").success
         left = open_.nonzero()[:, 0]
         if len(left) == 0:
             break
         try:
-            found = step(model, x[left], y[left], threat, sound=sound)
+            found = step(model, x[left], y[left], threat.select(left), sound=sound)
         except UnsupportedError:
             break
         best = _merge(best, found, left)

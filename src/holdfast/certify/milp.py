@@ -86,7 +86,7 @@ def milp(
     """
     found = _solve(model, x, y, threat, time_limit=time_limit, max_binaries=max_binaries, verdict=True)
     margin = found.margin - found.slack
-    # The conversion may round up: move by more than that, and keep the verdict that was reached in float64.
+    # The conversion to the model's dtype may round up: move down by more than that first.
     margin = (margin - 2 * unit(x.dtype) * margin.abs().nan_to_num(posinf=0.0)).to(x)
     margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     certified = torch.tensor([s == "certified" for s in found.status], device=x.device) & (margin > 0)
@@ -267,8 +267,10 @@ def _minimise(task: Program, objective: Floats, gap: float | None, seconds: floa
         options={"time_limit": max(seconds, 1e-3), "mip_rel_gap": gap or 0.0},
     )
     done = found.status == 0
-    bound = found.mip_dual_bound if whole else found.fun if done else None
-    bound = -math.inf if bound is None or math.isnan(bound) else float(bound)
+    claimed = found.mip_dual_bound if whole else found.fun if done else None
+    # x itself is always a solution: an answer that says otherwise is numerical trouble, and proves nothing.
+    trusted = found.status in (0, 1) and claimed is not None and math.isfinite(claimed)
+    bound = float(claimed or 0.0) if trusted else -math.inf
     exact = done and (task.binaries == 0 or (whole and gap == 0.0))
     return _Answer(bound, exact, found.x, int(found.mip_node_count or 0))
 

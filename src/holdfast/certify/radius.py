@@ -2,7 +2,10 @@
 
 Plain bisection asks yes or no. With `pec` a failed try at eps still proves some radius below eps, which lifts the lower
 end of the bracket, so that fewer bounds have to be computed (Liu et al., "Training provably robust models by polyhedral
-envelope regularization", 2020, algorithm 2).
+envelope regularization", 2020, algorithm 2). It also says by how much it failed, so that the next try can aim at the
+radius where the margin vanishes: the ITP method of Oliveira and Takahashi ("An enhancement of the bisection method
+average performance preserving minmax optimality", 2020), which needs at most one try more than bisection, and usually
+far fewer.
 """
 
 import math
@@ -27,8 +30,9 @@ from holdfast.threats import L1, L2, Linf
 Method = Literal["pec", "kw", "fastlin", "crown", "crown-ibp", "ibp"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
-Proof = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From some inputs, their labels and a radius to try (B,) to the radius proved (B,): at most the one tried."""
+Proof = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""From some inputs, their labels and a radius to try (B,) to the radius proved (B,), at most the one tried, and the
+smallest margin over the ball that was tried (B,), if it may guide the search."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +169,12 @@ def _diameter(x: Tensor, threat: Ball) -> float:
 def _prover(graph: Graph, threat: Ball, method: Method, slopes: Slopes, sound: bool) -> Proof:
     if method == "pec":
         options = Envelope(slopes=slopes, sound=sound)
-        return lambda x, y, eps: envelope(graph, x, y, threat, eps, options)[0]
+
+        def prove_envelope(x: Tensor, y: Tensor, eps: Tensor) -> tuple[Tensor, Tensor | None]:
+            proved, found = envelope(graph, x, y, threat, eps, options)
+            return proved, from_margins(found, y, method).margin
+
+        return prove_envelope
 
     def margins(r: Region, y: Tensor) -> Tensor:
         if method == "ibp":
@@ -173,26 +182,67 @@ def _prover(graph: Graph, threat: Ball, method: Method, slopes: Slopes, sound: b
         lines: Slopes = "parallel" if method in ("kw", "fastlin") else "adaptive"
         return linear_margins(graph, r, y, slopes=lines, hidden=method != "crown-ibp", sound=sound)
 
-    def prove(x: Tensor, y: Tensor, eps: Tensor) -> Tensor:
+    def prove(x: Tensor, y: Tensor, eps: Tensor) -> tuple[Tensor, Tensor | None]:
         certified = from_margins(margins(balls(threat, x, eps, sound=sound), y), y, method).certified
-        return torch.where(certified, eps, torch.zeros_like(eps))
+        return torch.where(certified, eps, torch.zeros_like(eps)), None
 
     return prove
 
 
+@dataclass(frozen=True, eq=False)
+class _Secant:
+    """The last radius proved as a whole and the last one that failed, each with its margin; (B,) each."""
+
+    low: Tensor
+    low_margin: Tensor
+    high: Tensor
+    high_margin: Tensor
+
+    @property
+    def root(self) -> Tensor:
+        """Where the line through both points is zero; NaN as long as one of them is missing."""
+        return self.low + (self.high - self.low) * self.low_margin / (self.low_margin - self.high_margin)
+
+
 def _search(prove: Proof, x: Tensor, y: Tensor, right: Tensor, eps_max: float, tolerance: float) -> RadiusSearch:
-    """Bisection with a lower end that also rises on failure; inputs leave as their brackets close."""
+    """A bracket whose lower end also rises on failure; inputs leave as their brackets close."""
     proved = x.new_zeros(len(x))
     limit = torch.where(right, eps_max, 0.0).to(x)
     evaluations = torch.zeros_like(y)
+    nan = torch.full_like(proved, torch.nan)
+    secant = _Secant(nan, nan.clone(), nan.clone(), nan.clone())
+    halvings = max(0, math.ceil(math.log2(eps_max / tolerance)))
     while True:
         # A bracket of two neighbouring floats cannot be halved, however small the tolerance.
         middle = (proved + limit) / 2
         active = ((limit - proved > tolerance) & (middle > proved) & (middle < limit)).nonzero()[:, 0]
         if len(active) == 0:
             return RadiusSearch(proved, middle, evaluations)
-        tried = middle[active]
-        found = prove(x[active], y[active], tried)
+        tried = _next(proved, limit, secant.root, evaluations, halvings, tolerance)[active]
+        found, margin = prove(x[active], y[active], tried)
         evaluations[active] += 1
         proved[active] = torch.maximum(proved[active], found)
         limit[active] = torch.where(found < tried, tried, limit[active])
+        if margin is not None:
+            whole = found >= tried
+            for good, place, value in (
+                (whole, secant.low, secant.low_margin),
+                (~whole, secant.high, secant.high_margin),
+            ):
+                place[active[good]] = tried[good]
+                value[active[good]] = margin[good]
+
+
+def _next(proved: Tensor, limit: Tensor, root: Tensor, evaluations: Tensor, halvings: int, tolerance: float) -> Tensor:
+    """The next radius to try (B,): the middle of the bracket, moved towards `root` as far as bisection can afford.
+
+    After j tries bisection leaves a bracket of tolerance * 2^(halvings - j); ours may be twice as wide and no wider.
+    """
+    middle, width = (proved + limit) / 2, limit - proved
+    aim = torch.where(root.isfinite(), root.clamp(proved, limit), middle)
+    # A step past the root, towards the middle, so that both ends of the bracket move.
+    shift = (0.2 * width.square() / (proved + limit).clamp(min=tolerance)).clamp(min=tolerance / 4)
+    towards = (middle - aim).sign()
+    aim = torch.where((middle - aim).abs() > shift, aim + towards * shift, middle)
+    spare = (tolerance * 2.0 ** (halvings - evaluations) - width / 2).clamp(min=0)
+    return torch.minimum(torch.maximum(aim, middle - spare), middle + spare)
