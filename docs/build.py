@@ -1,9 +1,9 @@
 """Writes the parts of the documentation that follow from the code or from a run, and checks that they are current.
 
-    python docs/build.py                  docs/methods.md and the table of methods in the README
-    python docs/build.py --run FOLDER     also docs/bracket.svg and the output in the README, from that audit
-    python docs/build.py --check          changes nothing; exit code 1 if one of the tables is out of date or a relative
-                                          link points nowhere
+python docs/build.py                  docs/methods.md and the table of methods in the README
+python docs/build.py --run FOLDER     also docs/bracket.svg and the output in the README, from that audit
+python docs/build.py --check          changes nothing; exit code 1 if one of the tables is out of date or a relative
+                                      link points nowhere
 """
 
 import argparse
@@ -44,37 +44,41 @@ text { fill: var(--soft); font-size: 14px; } .axis { fill: var(--ink); } line.gr
 </style>"""
 
 
-def table(methods: Sequence[Method], *, with_options: bool) -> str:
-    """The methods as a Markdown table, in the order of the registry."""
-    columns = ["name", "what it does", "guarantee", "threats", *(["options"] if with_options else []), "reference"]
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for method in methods:
-        # `noise` is how the front door hands over the seed; it is no choice of the user.
-        options = " ".join(f"`{option}`" for option in method.options if option != "noise")
-        cells = [f"`{method.name}`", method.summary, method.guarantee, " ".join(method.threats) or "-"]
-        cells += [*([options] if with_options else []), method.reference]
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(lines)
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def options(method: Method) -> str:
+    """The names of the options; `noise` is left out, since it is how the front door hands over the seed."""
+    return " ".join(f"`{option}`" for option in method.options if option != "noise")
 
 
 def methods_page() -> str:
     """The text of docs/methods.md."""
     parts = [
         "# Methods",
-        "This page is made from the registry by `docs/build.py`; `holdfast methods` prints the same. An *upper bound* is "
-        "what an attack gives: the truth is no higher. A *proof* holds for the network in real arithmetic and as it is "
-        "computed in floating point.",
+        "This page is made from the registry by `docs/build.py`; `holdfast methods` prints the same. An *upper bound* "
+        "is what an attack gives: the truth is no higher. A *proof* holds for the network in real arithmetic and as it "
+        "is computed in floating point.",
     ]
+    columns = ("name", "what it does", "guarantee", "threats", "options", "reference")
     for kind in KINDS:
-        if hf.methods(kind):
-            parts += [f"## {TITLES[kind]}", table(hf.methods(kind), with_options=True)]
+        rows = [
+            (f"`{m.name}`", m.summary, m.guarantee, " ".join(m.threats) or "-", options(m), m.reference)
+            for m in hf.methods(kind)
+        ]
+        parts += [f"## {TITLES[kind]}", table(columns, rows)] if rows else []
     return "\n\n".join(parts) + "\n"
 
 
 def readme_table() -> str:
-    """The table of the README: every method, with its kind in place of its options."""
-    parts = [f"**{TITLES[kind]}**\n\n{table(hf.methods(kind), with_options=False)}" for kind in KINDS if hf.methods(kind)]
-    return "\n\n".join(parts)
+    """Every method in one table, folded so that the README stays on one screen."""
+    counts = [f"{len(hf.methods(kind))} {TITLES[kind].lower()}" for kind in KINDS if hf.methods(kind)]
+    rows = [(m.kind, f"`{m.name}`", m.summary, m.guarantee, m.reference) for m in hf.methods()]
+    columns = ("kind", "name", "what it does", "guarantee", "reference")
+    return f"<details><summary>{', '.join(counts)}</summary>\n\n{table(columns, rows)}\n\n</details>"
 
 
 def between(text: str, marker: str, content: str) -> str:
@@ -134,15 +138,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, fail if something is out of date")
     parser.add_argument("--run", type=Path, help="folder of a finished audit for the picture and the output")
-    options = parser.parse_args()
-    if options.check:
+    given = parser.parse_args()
+    if given.check:
         problems = check(ROOT)
         sys.exit("\n".join(problems) if problems else 0)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (ROOT / "README.md").write_text(readme(text, options.run), encoding="utf-8")
+    (ROOT / "README.md").write_text(readme(text, given.run), encoding="utf-8")
     (ROOT / "docs" / "methods.md").write_text(methods_page(), encoding="utf-8")
-    if options.run is not None:
-        (ROOT / "docs" / "bracket.svg").write_text(picture(load_audit(options.run)), encoding="utf-8")
+    if given.run is not None:
+        (ROOT / "docs" / "bracket.svg").write_text(picture(load_audit(given.run)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def demo(out: Path, *, n: int, n_pgd: int, **overrides: Any) -> None:
         console.print(f"{recipe}: auditing ...")
         audits.append(hf.audit(model, data, THREAT, n=n, out=folder / "audit", name=recipe))
         console.print(audits[-1].table())
-        options = {"attack": "pgd", "attack_options": {"steps": 40}, "certify": None}
+        options: dict[str, Any] = {"attack": "pgd", "attack_options": {"steps": 40}, "certify": None}
         pgd.append(hf.audit(model, data, THREAT, n=n_pgd, budgets=1, out=folder / "pgd", name=recipe, **options))
     for result in pgd:
         accuracy = f"{result.attacked[-1]:.1%} under PGD with 40 steps at {THREAT}"

@@ -5,12 +5,13 @@ from pathlib import Path
 import holdfast as hf
 
 
-def main(*, epochs: int = 2, out: Path | None = None) -> None:
+def main(*, epochs: int = 2, validation: float = 0.1, out: Path | None = None) -> None:
     """Adversarial training against a smaller adversary than the recipe's, with a cheaper attack."""
     result = hf.train(
         "mnist-mini-at",
         threat="linf:0.05",
         epochs=epochs,
+        validation=validation,  # share of the training split that chooses the best epoch
         objective={"steps": 3},
         optimizer={"lr": 1e-3},
         out=out,

@@ -46,13 +46,15 @@ class _FoldedConvolution(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, _, stride, padding, dilation = inputs
         ctx.save_for_backward(weight)
-        ctx.geometry = x.shape[-2:], weight.shape[-2:], dilation, padding, stride
+        ctx.shape, ctx.geometry = x.shape, (weight.shape[-2:], dilation, padding, stride)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         columns = weight.flatten(1).T @ gradients[0].flatten(2)
-        return F.fold(columns, *ctx.geometry), None, None, None, None, None
+        # All inputs as channels of one: `fold` works on channels in parallel, on inputs one after another.
+        folded = F.fold(columns.reshape(1, -1, columns.shape[-1]), ctx.shape[-2:], *ctx.geometry)
+        return folded.view(ctx.shape), None, None, None, None, None
 
 
 def _conv2d(

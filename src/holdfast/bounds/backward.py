@@ -5,10 +5,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.bounds import interval, ops
-from holdfast.bounds.coefficients import Coefficients, Window, clean, dense, dot, seen
+from holdfast.bounds.coefficients import Coefficients, Window, aligned, clean, dense, dot, seen
 from holdfast.bounds.ops import Graph, Node
 from holdfast.bounds.relax import Lines, relax
-from holdfast.bounds.rounding import gamma
+from holdfast.bounds.rounding import gamma, unit
 from holdfast.errors import UnsupportedError
 
 Step = tuple[list[Coefficients], Tensor | None]
@@ -40,7 +40,7 @@ def carry(
     match node.op:
         case ops.Activation():
             assert lines is not None
-            return _activation(c, lines, given, sound=sound)
+            return _activation(c, lines, given, intervals[node.inputs[0]], sound=sound)
         case ops.Conv() if c.window is not None:
             return _window(node.op, clean(c, node.shape), c.window)
         case ops.Scale() if c.window is not None and node.op.factor.numel() in (1, node.shape[0]):
@@ -85,21 +85,34 @@ def _scaled_window(op: ops.Scale, c: Coefficients) -> Step:
     return [c.with_values(c.values * factor)], (c.values.sum((3, 4)) * shift).sum(2)
 
 
-def _activation(c: Coefficients, lines: Lines, given: Tensor | None, *, sound: bool) -> Step:
-    """Positive coefficients take the line below, negative ones the line above."""
+def _activation(c: Coefficients, lines: Lines, given: Tensor | None, before: interval.Interval, *, sound: bool) -> Step:
+    """Positive coefficients take the line below, negative ones the line above.
+
+    With p the positive part of a: p * low + (a - p) * up = a * up + p * (low - up), and likewise for the shifts.
+    Rounding leaves the slope of a line off by at most 4 u, which costs 4 u |a| |z|.
+    """
     a = c.values
-    low = seen(lines.lower_slope, c)
-    if given is not None:  # on windows, the slopes of a map are shared by its rows
-        low = given if c.window is None else seen(given[:, 0], c)
-    slope = torch.where(a > 0, low, seen(lines.upper_slope, c))
-    added = dot(a.clamp(max=0), c, lines.upper_shift)
-    total = added.abs()
+    positive = a.clamp(min=0)
+    if given is None:
+        bend = seen(lines.lower_slope - lines.upper_slope, c)
+    elif c.window is None:
+        bend = given - lines.upper_slope[:, None]
+    else:  # on windows, the slopes of a map are shared by its rows
+        bend = seen(given[:, 0] - lines.upper_slope, c)
+    carried = torch.addcmul(aligned(a, c) * seen(lines.upper_slope, c), aligned(positive, c), bend)
+    added = dot(a - positive, c, lines.upper_shift)
     if lines.lower_shift is not None:
-        added = added + dot(a.clamp(min=0), c, lines.lower_shift)
-        total = dot(a.abs(), c, torch.maximum(lines.upper_shift.abs(), lines.lower_shift.abs())) if sound else total
+        added = added + dot(positive, c, lines.lower_shift)
     if sound:
-        added = added - 2 * gamma(a[0, 0].numel(), a.dtype) * total
-    return [Coefficients(a * slope, c.window, c.places)], added
+        size = torch.maximum(before[0].abs(), before[1].abs())
+        shifts = (
+            lines.upper_shift.abs()
+            if lines.lower_shift is None
+            else torch.maximum(lines.upper_shift.abs(), lines.lower_shift.abs())
+        )
+        cost = 8 * unit(a.dtype) * size + 4 * gamma(a[0, 0].numel(), a.dtype) * shifts
+        added = added - dot(2 * positive - a, c, cost)
+    return [Coefficients(carried.view_as(a), c.window, c.places)], added
 
 
 def _concat(graph: Graph, node: Node, op: ops.Concat, c: Coefficients) -> list[Coefficients]:
@@ -153,12 +166,13 @@ def _min_max(node: Node, c: Coefficients, lower: Tensor, upper: Tensor, *, sound
     lines = relax(ops.Activation("relu", torch.relu), *gap, "adaptive", node.name)
     a_max, a_min = c.values.unflatten(2, (-1, 2)).unbind(3)
     half = c.with_values(a_max)
+    shape, a_max, a_min = a_max.shape, aligned(a_max, half), aligned(a_min, half)
     low, up = seen(lines.lower_slope, half), seen(lines.upper_slope, half)
     # The coefficient of relu(a - b) is a_max in the maximum and -a_min in the minimum.
     s_max, s_min = torch.where(a_max > 0, low, up), torch.where(a_min < 0, low, up)
     first = a_max * s_max + a_min * (1 - s_min)
     second = a_max * (1 - s_max) + a_min * s_min
-    added = dot(a_max.clamp(max=0) - a_min.clamp(min=0), half, lines.upper_shift)
+    added = dot((a_max.clamp(max=0) - a_min.clamp(min=0)).view(shape), half, lines.upper_shift)
     if sound:
-        added = added - 2 * gamma(2 * a_max[0, 0].numel(), added.dtype) * added.abs()
-    return [c.with_values(torch.stack([first, second], 3).flatten(2, 3))], added
+        added = added - 2 * gamma(2 * c.values[0, 0].numel(), added.dtype) * added.abs()
+    return [c.with_values(torch.stack([first.view(shape), second.view(shape)], 3).flatten(2, 3))], added

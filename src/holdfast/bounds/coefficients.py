@@ -19,10 +19,14 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where rows start on a feature map: `index` (B, M) counts the places of `grid` row by row."""
+    """Where rows start on a feature map: `index` (B, P) counts the places of `grid` row by row.
+
+    There may be several rows for each place, in `copies` blocks of P rows: a lower and an upper bound, for instance.
+    """
 
     index: Tensor
     grid: Pair
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -51,21 +55,26 @@ class Coefficients:
 
 
 def seen(v: Tensor, c: Coefficients) -> Tensor:
-    """The part of v (B, *shape) that each row sees; broadcasts against the coefficients: (B, 1 or M, ...)."""
+    """The part of v (B, *shape) that each row sees; broadcasts against `aligned(values, c)`."""
     if c.window is None or c.places is None:
         return v[:, None]
     size = (c.values.shape[3], c.values.shape[4])
     windows = unfold(v, c.window, size, c.places.grid)
     count = windows.shape[1]
     inputs = torch.arange(len(v), device=v.device)[:, None] * count
-    return windows.flatten(0, 1)[c.places.index + inputs]
+    return windows.flatten(0, 1)[c.places.index + inputs][:, None]
+
+
+def aligned(values: Tensor, c: Coefficients) -> Tensor:
+    """Values in the layout of c, viewed so that they broadcast against `seen`: windows as (B, copies, P, C, kh, kw)."""
+    return values if c.places is None or c.window is None else values.unflatten(1, (c.places.copies, -1))
 
 
 def dot(values: Tensor, c: Coefficients, v: Tensor) -> Tensor:
     """<values, v> for every row, (B, M); `values` in the layout of c, v of shape (B, *shape)."""
     if c.window is None:
         return torch.bmm(values.flatten(2), v.flatten(1)[:, :, None])[:, :, 0]
-    return (values * seen(v, c)).flatten(2).sum(2)
+    return (aligned(values, c) * seen(v, c)).flatten(3).sum(3).flatten(1)
 
 
 def unfold(v: Tensor, window: Window, size: Pair, grid: Pair) -> Tensor:
@@ -100,7 +109,8 @@ def clean(c: Coefficients, shape: Shape) -> Coefficients:
     mask = unfold(inside, c.window, size, c.places.grid)[0]
     if bool(mask.all()):
         return replace(c, clean=True)
-    return replace(c, values=c.values * mask[c.places.index], clean=True)
+    values = (aligned(c.values, c) * mask[c.places.index][:, None]).view_as(c.values)
+    return replace(c, values=values, clean=True)
 
 
 def dense(c: Coefficients, shape: Shape) -> Tensor:
@@ -109,7 +119,7 @@ def dense(c: Coefficients, shape: Shape) -> Tensor:
         return c.values
     b, m, channels, *size = c.values.shape
     pads, full = _canvas(shape, c.window, (size[0], size[1]), c.places.grid)
-    place, width = c.places.index.flatten(), c.places.grid[1]
+    place, width = c.places.index.repeat(1, c.places.copies).flatten(), c.places.grid[1]
     top, left = (place // width) * c.window.stride[0], (place % width) * c.window.stride[1]
     offsets = torch.arange(size[0], device=top.device)[:, None] * full[1] + torch.arange(size[1], device=top.device)
     index = (top * full[1] + left)[:, None] + offsets.flatten()

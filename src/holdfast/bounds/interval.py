@@ -63,19 +63,20 @@ def centre_radius(lower: Tensor, upper: Tensor, *, sound: bool) -> Interval:
 def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Interval:
     """A c + b -+ |A| r.
 
-    Rounding: the product with the centre is off by gamma (|A| |c| + |b|), a floating-point evaluation at a point of the
-    box by gamma (|A| (|c| + r) + |b|). Both are covered by adding 2 gamma (|c| + r) to r before the product with |A|.
+    Rounding: the product with the centre is off by g (|A| |c| + |b|), g = gamma(terms); an evaluation in floating point
+    at a point of the box by g (|A| (|c| + r) + |b|). The centre and the two ends are off by a few u (|c| + r) or, after
+    the product, u (|A| |c| + |b| + spread). All of it is covered by enlarging the radius by (2 g + 16 u) (|c| + r)
+    before the product with |A|, the bias likewise, and everything by the factor 1 + 4 g for that product itself.
     """
-    centre, radius = centre_radius(lower, upper, sound=sound)
+    centre = (lower + upper) / 2
     middle = op.apply(centre)
     if not sound:
-        spread = op.apply_abs(radius)
-        return middle - spread, middle + spread
-    g = gamma(op.terms, lower.dtype)
-    spread = op.apply_abs(radius + 2 * g * (centre.abs() + radius))
-    if op.bias_abs is not None:
-        spread = spread + 2 * g * op.bias_abs
-    spread = spread * (1 + 4 * g) + (8 * unit(lower.dtype) * middle.abs() + underflow(op.terms, lower.dtype))
+        spread = op.apply_abs((upper - lower) / 2)
+    else:
+        g, u = gamma(op.terms, lower.dtype), unit(lower.dtype)
+        extra, grow = 2 * g + 16 * u, 1 + 4 * g
+        radius = torch.add((upper - lower) * (0.5 * (1 + extra) * grow), centre.abs(), alpha=extra * grow)
+        spread = op.apply_abs(radius, extra * grow, underflow(op.terms, lower.dtype))
     return middle - spread, middle + spread
 
 

@@ -9,7 +9,7 @@ then misses the exact functional by at most gamma <|A|, |W| |z| + |b|>, with |z|
 subtracted. The same term again covers the rounding of the network itself when it is run.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ from holdfast.bounds.region import Region, minimum
 from holdfast.bounds.relax import Lines, Slopes, relax, unstable
 from holdfast.bounds.rounding import gamma, underflow, unit
 
-MEMORY = 2**24
-"""Coefficients in memory at a time; rows beyond that wait for the next chunk."""
+MEMORY = 2**21
+"""Coefficients in memory at a time; rows beyond that wait for the next chunk. Small enough for blocks to be reused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +124,7 @@ def _note_rounding(r: Relaxation, i: int, users: list[int]) -> None:
     node = r.graph.nodes[i]
     size = _magnitude(r.intervals[i])
     if isinstance(node.op, ops.Affine):
-        reach = node.op.apply_abs(_magnitude(r.intervals[node.inputs[0]]))
-        reach = reach if node.op.bias_abs is None else reach + node.op.bias_abs
+        reach = node.op.apply_abs(_magnitude(r.intervals[node.inputs[0]]), 1.0)
         # Forward sums have `terms` terms; the transposed product adds up as many as an input has outputs.
         factor = gamma(node.op.terms, size.dtype) + gamma(_transposed_terms(node.op), size.dtype)
         r.errors[i] = 3 * factor * reach + underflow(node.op.terms, size.dtype)
@@ -159,14 +158,52 @@ def _refined(
     neurons = chosen.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
     low, high = lower.flatten(1), upper.flatten(1)
     for part in neurons.split(_chunk(r, i), dim=1):
-        start = unit_rows(r.graph, i, part, lower.dtype)
-        ends = [
-            concretise(r, backward(r, i, start.with_values(sign * start.values), _given(r, i, sign, lower_slopes)))
-            for sign in (1, -1)
-        ]
-        low = low.scatter(1, part, torch.maximum(low.gather(1, part), ends[0]))
-        high = high.scatter(1, part, torch.minimum(high.gather(1, part), -ends[1]))
+        if lower_slopes:
+            below, above = (_end(r, i, part, (sign,), _given(r, i, sign, lower_slopes)) for sign in (1, -1))
+        else:
+            below, above = _end(r, i, part, (1, -1)).chunk(2, 1)
+        low = low.scatter(1, part, torch.maximum(low.gather(1, part), below))
+        high = high.scatter(1, part, torch.minimum(high.gather(1, part), -above))
     return low.view_as(lower), high.view_as(upper)
+
+
+def _end(
+    r: Relaxation, i: int, neurons: Tensor, signs: tuple[int, ...], slopes: dict[int, Tensor] | None = None
+) -> Tensor:
+    """Lower bounds of sign * z for single neurons (B, M) of node i, one block of M rows for each sign."""
+    j, start, shift = _behind(r, i, neurons, signs)
+    if i in r.errors and j != i:
+        shift = shift - r.errors[i].flatten(1).gather(1, neurons).repeat(1, len(signs))
+    return concretise(r, backward(r, j, start, slopes, shift))
+
+
+def _behind(r: Relaxation, i: int, neurons: Tensor, signs: tuple[int, ...]) -> tuple[int, Coefficients, Tensor]:
+    """Rows that pick neurons of node i, already carried through it where that is a look-up of weights.
+
+    Returns the node that they are coefficients of, the rows, and what the bias adds, (B, M).
+    """
+    node, dtype = r.graph.nodes[i], r.region.x.dtype
+    nothing = torch.zeros_like(neurons, dtype=dtype).repeat(1, len(signs))
+
+    def look_up(weight: Tensor, index: Tensor) -> Tensor:
+        """sign * weight[index] for all signs, in one gather."""
+        signed = torch.cat([sign * weight for sign in signs])
+        return signed[torch.cat([index + k * len(weight) for k in range(len(signs))], 1)]
+
+    match node.op:
+        case ops.Linear() if len(node.shape) == 1:
+            shift = nothing if node.op.bias is None else look_up(node.op.bias, neurons)
+            return node.inputs[0], Coefficients(look_up(node.op.weight, neurons)), shift
+        case ops.Conv() if node.op.groups == 1 and node.op.dilation == (1, 1):
+            area = node.shape[1] * node.shape[2]
+            channel, places = neurons // area, Places(neurons % area, (node.shape[1], node.shape[2]), len(signs))
+            shift = nothing if node.op.bias is None else look_up(node.op.bias, channel)
+            values, window = look_up(node.op.weight, channel), Window(node.op.stride, node.op.padding)
+            return node.inputs[0], Coefficients(values, window, places, clean=False), shift
+    rows = unit_rows(r.graph, i, neurons, dtype)
+    values = torch.cat([sign * rows.values for sign in signs], 1)
+    several = None if rows.places is None else replace(rows.places, copies=len(signs))
+    return i, Coefficients(values, rows.window, several), nothing
 
 
 def _given(
@@ -203,7 +240,7 @@ def _chunk(r: Relaxation, i: int) -> int:
     widest = max(_numel(node.shape) for node in r.graph.nodes[: i + 1])
     if len(r.graph.nodes[i].shape) == 3:
         widest = min(widest, _widest_window(r.graph, i))
-    return max(1, MEMORY // (widest * len(r.region.x)))
+    return max(1, MEMORY // (2 * widest * len(r.region.x)))
 
 
 def _widest_window(graph: Graph, i: int) -> int:
@@ -250,7 +287,13 @@ def margin_rows(r: Relaxation, y: Tensor) -> Coefficients:
     return Coefficients(one_hot[y][:, None] - one_hot)
 
 
-def backward(r: Relaxation, i: int, start: Coefficients, slopes: dict[int, Tensor] | None = None) -> Planes:
+def backward(
+    r: Relaxation,
+    i: int,
+    start: Coefficients,
+    slopes: dict[int, Tensor] | None = None,
+    shift: Tensor | None = None,
+) -> Planes:
     """Carries lower bounds of <start, value of node i> back to the input.
 
     Args:
@@ -258,9 +301,10 @@ def backward(r: Relaxation, i: int, start: Coefficients, slopes: dict[int, Tenso
         i: node where the rows start.
         start: their coefficients there, M rows for each input.
         slopes: lower slopes to use instead of those of the lines, by node: (B, 1 or M, *shape).
+        shift: what the bounds start from, (B, M); zero if none is given.
     """
     pending: dict[int, Coefficients] = {i: start}
-    shift = start.values.new_zeros(start.values.shape[:2])
+    shift = start.values.new_zeros(start.values.shape[:2]) if shift is None else shift
     for j in range(i, 0, -1):
         if j not in pending:
             continue
@@ -278,8 +322,9 @@ def backward(r: Relaxation, i: int, start: Coefficients, slopes: dict[int, Tenso
                 shift = shift - 4 * unit(shift.dtype) * shift.abs()
         for k, part in zip(node.inputs, parts, strict=True):
             pending[k] = add(pending[k], part, r.graph.nodes[k].shape) if k in pending else part
-    nothing = Coefficients(start.values.new_zeros(*start.values.shape[:2], *r.graph.nodes[0].shape))
-    return Planes(pending.get(0, nothing), shift)
+    if 0 not in pending:  # the rows do not depend on the input
+        pending[0] = Coefficients(start.values.new_zeros(*start.values.shape[:2], *r.graph.nodes[0].shape))
+    return Planes(pending[0], shift)
 
 
 def concretise(r: Relaxation, planes: Planes) -> Tensor:

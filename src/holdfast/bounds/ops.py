@@ -30,8 +30,8 @@ class Affine(Op, ABC):
         """A x + b, (B, *in) -> (B, *out)."""
 
     @abstractmethod
-    def apply_abs(self, r: Tensor) -> Tensor:
-        """|A| r with |A| taken entry by entry, (B, *in) -> (B, *out)."""
+    def apply_abs(self, r: Tensor, bias_scale: float = 0.0, constant: float = 0.0) -> Tensor:
+        """|A| r + bias_scale |b| + constant, absolute values entry by entry, (B, *in) -> (B, *out)."""
 
     @abstractmethod
     def transpose(self, g: Tensor) -> Tensor:
@@ -52,6 +52,13 @@ class Affine(Op, ABC):
         """How many products one output adds up, at most: the n of the rounding-error bound."""
 
 
+def _offset(weight: Tensor, bias: Tensor | None, bias_scale: float, constant: float) -> Tensor | None:
+    """bias_scale |b| + constant for each output channel; None for zero."""
+    if bias is None:
+        return weight.new_full((weight.shape[0],), constant) if constant else None
+    return bias.abs() * bias_scale + constant if bias_scale or constant else None
+
+
 @dataclass(frozen=True, eq=False)
 class Linear(Affine):
     """Fully connected layer on (B, in) or (B, ..., in): `weight` (out, in), `bias` (out,) or None."""
@@ -62,8 +69,8 @@ class Linear(Affine):
     def apply(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    def apply_abs(self, r: Tensor) -> Tensor:
-        return F.linear(r, self.weight.abs())
+    def apply_abs(self, r: Tensor, bias_scale: float = 0.0, constant: float = 0.0) -> Tensor:
+        return F.linear(r, self.weight.abs(), _offset(self.weight, self.bias, bias_scale, constant))
 
     def transpose(self, g: Tensor) -> Tensor:
         return g @ self.weight
@@ -89,10 +96,10 @@ def conv_transpose(
     groups: int,
     dilation: tuple[int, int],
 ) -> Tensor:
-    """F.conv_transpose2d of many small maps (N, C, h, w) by the fastest of three ways.
+    """F.conv_transpose2d of many small maps (N, C, h, w) by the fastest of several ways.
 
     Few values: one product with the materialised matrix, built by transposing the unit maps. Few output channels: a
-    product and a fold. Otherwise torch's own kernel, which is fastest with channels last.
+    product and a fold. Otherwise torch's own kernel, which for strides is fastest with channels last.
     """
     count, channels, h, w = g.shape
     options = (stride, padding, output_padding, groups, dilation)
@@ -108,6 +115,8 @@ def conv_transpose(
         ]
         columns = torch.matmul(weight.flatten(1).T, g.flatten(2))
         return F.fold(columns, (size[0], size[1]), kernel, dilation, padding, stride)
+    if stride == (1, 1):
+        return F.conv_transpose2d(g, weight, None, *options)
     last = g.contiguous(memory_format=torch.channels_last)
     return F.conv_transpose2d(last, weight, None, *options).contiguous()
 
@@ -130,8 +139,8 @@ class Conv(Affine):
     def apply(self, x: Tensor) -> Tensor:
         return self._convolve(x, self.weight, self.bias)
 
-    def apply_abs(self, r: Tensor) -> Tensor:
-        return self._convolve(r, self.weight.abs(), None)
+    def apply_abs(self, r: Tensor, bias_scale: float = 0.0, constant: float = 0.0) -> Tensor:
+        return self._convolve(r, self.weight.abs(), _offset(self.weight, self.bias, bias_scale, constant))
 
     def transpose(self, g: Tensor) -> Tensor:
         """The rows and columns that a strided convolution does not reach come back as zeros: output_padding."""
@@ -167,8 +176,8 @@ class Scale(Affine):
     def apply(self, x: Tensor) -> Tensor:
         return self.factor * x + self.shift
 
-    def apply_abs(self, r: Tensor) -> Tensor:
-        return self.factor.abs() * r
+    def apply_abs(self, r: Tensor, bias_scale: float = 0.0, constant: float = 0.0) -> Tensor:
+        return torch.addcmul(self.shift_terms * bias_scale + constant, self.factor.abs(), r)
 
     def transpose(self, g: Tensor) -> Tensor:
         return self.factor * g
@@ -208,8 +217,8 @@ class Average(Affine):
     def apply(self, x: Tensor) -> Tensor:
         return self.function(x)
 
-    def apply_abs(self, r: Tensor) -> Tensor:
-        return self.function(r)
+    def apply_abs(self, r: Tensor, bias_scale: float = 0.0, constant: float = 0.0) -> Tensor:
+        return self.function(r) + constant
 
     def transpose(self, g: Tensor) -> Tensor:
         pullback: Callable[[Tensor], tuple[Tensor]] = torch.func.vjp(

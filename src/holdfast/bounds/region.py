@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.bounds.coefficients import Coefficients, clean, dot, seen
+from holdfast.bounds.coefficients import Coefficients, aligned, clean, dot, seen
 from holdfast.bounds.inputs import boxes
 from holdfast.bounds.rounding import gamma, underflow, unit
 from holdfast.threats import L1, L2, Linf, Sparse, Threat
@@ -69,7 +69,7 @@ def _reach(region: Region, threat: L2 | L1 | Sparse, c: Coefficients, size: Tens
         flat = size.flatten(2)
         norm: Tensor = flat.amax(2) if isinstance(threat, L1) else torch.linalg.vector_norm(flat, dim=2)
         return eps * norm
-    down = seen(region.lower - region.x, c) * c.values
-    up = seen(region.upper - region.x, c) * c.values
-    gain = Sparse.per_pixel(-torch.minimum(down, up).flatten(0, 1))
+    values = aligned(c.values, c)
+    down, up = seen(region.lower - region.x, c) * values, seen(region.upper - region.x, c) * values
+    gain = Sparse.per_pixel(-torch.minimum(down, up).reshape(-1, *c.values.shape[2:]))
     return gain.topk(min(threat.k, gain.shape[1]), dim=1).values.sum(1).view(size.shape[:2])
