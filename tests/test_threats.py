@@ -149,6 +149,10 @@ def test_budgets_are_nested_and_end_with_the_threat(threat):
         assert smaller.budget <= larger.budget
 
 
+def test_budgets_have_short_texts():
+    assert [str(t) for t in hf.Linf(0.1).budgets(5)] == ["linf:0.02", "linf:0.04", "linf:0.06", "linf:0.08", "linf:0.1"]
+
+
 @given(st.floats(0, 10, allow_subnormal=False), st.sampled_from([hf.Linf, hf.L2, hf.L1]))
 def test_text_round_trip(eps, kind):
     assert hf.threat(str(kind(eps))) == kind(eps)

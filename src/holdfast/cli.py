@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,7 +169,9 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
     """Rows as CSV or JSON, by the ending of the path; written whole or not at all."""
     buffer = io.StringIO()
     if path.suffix == ".json":
-        json.dump(rows, buffer, indent=1)
+        # JSON has no infinity, which is what an overflowed bound proves.
+        finite = [{k: None if v in (math.inf, -math.inf) else v for k, v in row.items()} for row in rows]
+        json.dump(finite, buffer, indent=1, allow_nan=False)
     else:
         writer = csv.DictWriter(buffer, list(rows[0]))
         writer.writeheader()

@@ -128,7 +128,8 @@ class _Ball(Threat):
         return self.eps
 
     def budgets(self, count: int) -> list[Self]:
-        return [replace(self, eps=self.eps * i / count) for i in range(1, count)] + [self]
+        """Twelve digits are enough, and keep the text short."""
+        return [replace(self, eps=float(f"{self.eps * i / count:.12g}")) for i in range(1, count)] + [self]
 
     def box(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return (x - self.eps).clamp(min=self.low), (x + self.eps).clamp(max=self.high)

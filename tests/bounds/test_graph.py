@@ -1,9 +1,10 @@
 import pytest
 import torch
-from nets import Residual, settle
+from nets import Residual, settle, tiny_nets
 from torch import nn
 from torch.nn import functional as F
 
+import holdfast as hf
 from holdfast.bounds import ops
 from holdfast.bounds.graph import trace
 from holdfast.errors import UnsupportedError
@@ -124,3 +125,18 @@ def test_a_model_that_tracing_misreads_is_refused():
     model.register_forward_hook(lambda module, args, output: output + 1)
     with pytest.raises(UnsupportedError, match="does not reproduce"):
         trace(model, torch.rand(1, 4))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_onnx_models_get_the_same_bounds(tmp_path):
+    model, shape = tiny_nets()["residual"]
+    x = torch.rand(3, *shape)
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(
+        model, (x[:1],), path, dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}}, verbose=False
+    )
+    loaded = hf.load_model(path)
+    for method in ("ibp", "crown"):
+        ours, theirs = (hf.bounds(m, x, hf.Linf(0.05), method) for m in (loaded, model))
+        assert torch.allclose(ours.lower, theirs.lower, atol=1e-5)
+        assert torch.allclose(ours.upper, theirs.upper, atol=1e-5)
