@@ -1,5 +1,6 @@
 """Projected gradient ascent on the loss: FGSM, PGD, and the inner loop of adversarial training."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -160,9 +161,10 @@ def _ascend(
 ) -> AttackResult:
     """One run; an input is done at its first misclassified iterate, and keeps that one.
 
-    Done inputs leave when they are a sixteenth of the batch: the backend builds new kernels for each new batch size,
-    which costs more than to carry a few of them along. They are neither changed nor counted until then.
+    Done inputs leave in groups, so that few batch sizes occur: the backend builds new kernels for each new size, which
+    costs more than to carry some inputs along. Those are neither changed nor counted.
     """
+    group = 2 ** max(0, len(x).bit_length() - 4)  # a power of two, a sixteenth to an eighth of the batch
     found = x_start.clone()
     success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     queries = torch.zeros(len(x), dtype=torch.int64, device=x.device)
@@ -183,11 +185,12 @@ def _ascend(
         count = int(done.sum())
         if step == steps or count == len(done):
             break
-        if 16 * count >= len(done):
+        size = group * math.ceil((len(done) - count) / group)
+        if size < len(done):
             found[row], success[row] = best, done
-            rest = (~done).nonzero()[:, 0]
-            row, done, x, y, x_adv = row[rest], done[rest], x[rest], y[rest], x_adv[rest]
-            gradient, best, best_loss = gradient[rest], best[rest], best_loss[rest]
+            stay = done.byte().argsort(stable=True)[:size]
+            row, done, x, y, x_adv = row[stay], done[stay], x[stay], y[stay], x_adv[stay]
+            gradient, best, best_loss = gradient[stay], best[stay], best_loss[stay]
         x_adv = threat.project(x_adv + step_size * steepest(threat, gradient, x_adv, sparsity), x)
     found[row], success[row] = best, done
     by = tuple(name if broken else "" for broken in success.tolist())

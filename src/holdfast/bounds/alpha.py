@@ -44,10 +44,9 @@ def select(r: Relaxation, index: Tensor) -> Relaxation:
         low = None if line.lower_shift is None else line.lower_shift[index]
         return Lines(line.lower_slope[index], low, line.upper_slope[index], line.upper_shift[index])
 
-    region = r.region
     return replace(
         r,
-        region=Region(region.lower[index], region.upper[index], region.x[index], region.threat),
+        region=r.region.select(index),
         intervals=[(low[index], high[index]) for low, high in r.intervals],
         lines={k: lines(line) for k, line in r.lines.items()},
         errors={k: error[index] for k, error in r.errors.items()},

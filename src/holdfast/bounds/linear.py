@@ -174,7 +174,7 @@ def _end(
     j, start, shift = _behind(r, i, neurons, signs)
     if i in r.errors and j != i:
         shift = shift - r.errors[i].flatten(1).gather(1, neurons).repeat(1, len(signs))
-    return concretise(r, backward(r, j, start, slopes, shift))
+    return concretise(r, backward(r, j, start, slopes, shift), scratch=j != 0)
 
 
 def _behind(r: Relaxation, i: int, neurons: Tensor, signs: tuple[int, ...]) -> tuple[int, Coefficients, Tensor]:
@@ -327,7 +327,7 @@ def backward(
     return Planes(pending[0], shift)
 
 
-def concretise(r: Relaxation, planes: Planes) -> Tensor:
-    """The smallest value of each bound over the region, (B, M)."""
-    value = minimum(r.region, planes.coefficients, sound=r.sound) + planes.shift
+def concretise(r: Relaxation, planes: Planes, *, scratch: bool = False) -> Tensor:
+    """The smallest value of each bound over the region, (B, M); `scratch` allows to overwrite the coefficients."""
+    value = minimum(r.region, planes.coefficients, sound=r.sound, scratch=scratch) + planes.shift
     return value - 4 * unit(value.dtype) * value.abs() if r.sound else value

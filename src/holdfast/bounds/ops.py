@@ -113,7 +113,7 @@ def conv_transpose(
             (s - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 + output_padding[i]
             for i, s in enumerate((h, w))
         ]
-        columns = torch.matmul(weight.flatten(1).T, g.flatten(2))
+        columns = torch.bmm(weight.flatten(1).T.expand(count, -1, -1), g.flatten(2))
         return F.fold(columns, (size[0], size[1]), kernel, dilation, padding, stride)
     if stride == (1, 1):
         return F.conv_transpose2d(g, weight, None, *options)

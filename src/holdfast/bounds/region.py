@@ -1,6 +1,6 @@
 """The set of inputs that a linear bound is evaluated over."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,11 @@ class Region:
     threat: L2 | L1 | Sparse | None = None
     eps: Tensor | None = None
 
+    def select(self, index: Tensor) -> "Region":
+        """The region of some of the inputs."""
+        eps = None if self.eps is None else self.eps[index]
+        return replace(self, lower=self.lower[index], upper=self.upper[index], x=self.x[index], eps=eps)
+
 
 def region(threat: Threat, x: Tensor, *, sound: bool) -> Region:
     """The threat set around x as a Region; patches are several boxes for each input, see `boxes`."""
@@ -45,31 +50,44 @@ def balls(threat: Linf | L2 | L1, x: Tensor, eps: Tensor, *, sound: bool) -> Reg
     return Region(lower, upper, x, None if isinstance(threat, Linf) else threat, eps)
 
 
-def minimum(region: Region, c: Coefficients, *, sound: bool) -> Tensor:
+def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = False) -> Tensor:
     """Lower bound of <c, x'> over the region for every row, (B, M); exact on boxes and for `Sparse`.
 
-    For balls it is the better of the ball's own minimum, <c, x> - eps |c|_dual, and that of the box.
+    For balls it is the better of the ball's own minimum, <c, x> - eps |c|_dual, and that of the box. With p the
+    positive part of c, the minimum over a box is <c, upper> - <p, upper - lower>, and <|c|, v> = 2 <p, v> - <c, v>.
+
+    Args:
+        region: the inputs.
+        c: coefficients of the input.
+        sound: account for rounding.
+        scratch: the coefficients are not needed any more and may be overwritten.
     """
     c = clean(c, tuple(region.x.shape[1:]))
-    size = c.values.abs()
-    value = dot(c.values, c, (region.lower + region.upper) / 2) - dot(size, c, (region.upper - region.lower) / 2)
+    value = dot(c.values, c, region.upper)
     if region.threat is not None:
-        value = torch.maximum(value, dot(c.values, c, region.x) - _reach(region, region.threat, c, size))
+        ball = dot(c.values, c, region.x) - _reach(region, region.threat, c)
+    terms = 2 * c.values[0, 0].numel()
+    if sound:
+        largest = torch.maximum(region.lower.abs(), region.upper.abs())
+        error = -dot(c.values, c, largest)
+    positive = c.values.clamp_(min=0) if scratch and not c.values.requires_grad else c.values.clamp(min=0)
+    value = value - dot(positive, c, region.upper - region.lower)
+    if region.threat is not None:
+        value = torch.maximum(value, ball)
     if not sound:
         return value
-    terms = 2 * c.values[0, 0].numel()
-    largest = torch.maximum(region.lower.abs(), region.upper.abs())
-    return value - (4 * gamma(terms, value.dtype) * dot(size, c, largest) + underflow(terms, value.dtype))
+    error = error + 2 * dot(positive, c, largest)
+    return value - (8 * gamma(terms, value.dtype) * error + underflow(terms, value.dtype))
 
 
-def _reach(region: Region, threat: L2 | L1 | Sparse, c: Coefficients, size: Tensor) -> Tensor:
+def _reach(region: Region, threat: L2 | L1 | Sparse, c: Coefficients) -> Tensor:
     """Largest decrease of <c, x'> from <c, x> within the threat set (B, M); for balls the valid range is ignored."""
     if isinstance(threat, L1 | L2):
         eps = threat.eps if region.eps is None else region.eps[:, None]
-        flat = size.flatten(2)
-        norm: Tensor = flat.amax(2) if isinstance(threat, L1) else torch.linalg.vector_norm(flat, dim=2)
+        order = torch.inf if isinstance(threat, L1) else 2
+        norm: Tensor = torch.linalg.vector_norm(c.values.flatten(2), order, dim=2)
         return eps * norm
     values = aligned(c.values, c)
     down, up = seen(region.lower - region.x, c) * values, seen(region.upper - region.x, c) * values
     gain = Sparse.per_pixel(-torch.minimum(down, up).reshape(-1, *c.values.shape[2:]))
-    return gain.topk(min(threat.k, gain.shape[1]), dim=1).values.sum(1).view(size.shape[:2])
+    return gain.topk(min(threat.k, gain.shape[1]), dim=1).values.sum(1).view(c.values.shape[:2])

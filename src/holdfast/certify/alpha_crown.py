@@ -58,8 +58,7 @@ def _climb(graph: Graph, r: Region, y: Tensor, ascent: Ascent, *, sound: bool) -
     if len(open_) == 0:
         return margins
     if ascent.joint:
-        part = Region(r.lower[open_], r.upper[open_], r.x[open_], r.threat)
-        better = alpha.margin_bounds(graph, part, y[open_], ascent, sound=sound)
+        better = alpha.margin_bounds(graph, r.select(open_), y[open_], ascent, sound=sound)
     else:
         left = alpha.select(relaxed, open_)
         better = alpha.optimise(left, linear.margin_rows(left, y[open_]), ascent)
