@@ -1,8 +1,8 @@
 """PGD against PGD: Holdfast, torchattacks and foolbox on the same models, inputs, steps, step size and threads.
 
 Every contender attacks every batch, in turn, in one process, after one batch that is not counted; each round has a
-batch and a seed of its own. The peers run twice, as they come and with the gradients of the parameters switched off; Holdfast
-is compared with the fastest of the four. Its time includes the checks of its inputs and of its answers.
+batch and a seed of its own. The peers run twice, as they come and with the gradients of the parameters switched off;
+Holdfast is compared with the fastest of the four. Its time includes the checks of its inputs and of its answers.
 
     python benchmarks/attacks_speed.py            # about two minutes after the models are trained
     python benchmarks/attacks_speed.py --quick    # a few rounds; writes nothing
