@@ -1,8 +1,8 @@
 """PGD against PGD: Holdfast, torchattacks and foolbox on the same models, inputs, steps, step size and threads.
 
-Every contender attacks every batch, in turn, in one process, after one batch that is not counted; each round has a
-batch and a seed of its own. The peers run twice, as they come and with the gradients of the parameters switched off;
-Holdfast is compared with the fastest of the four. Its time includes the checks of its inputs and of its answers.
+Every contender attacks every batch, in turn, in one process, after one batch that is not counted; each round has its
+own batch and seed. The peers run twice, as they come and with the gradients of the parameters switched off; Holdfast is
+compared with the fastest of the four. Its time includes the checks of its inputs and of its answers.
 
     python benchmarks/attacks_speed.py            # about two minutes after the models are trained
     python benchmarks/attacks_speed.py --quick    # a few rounds; writes nothing
@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from common import (
+    Neighbours,
     describe_markdown,
     describe_run,
-    load_average,
     markdown_table,
     trained_model,
     write_results,
@@ -135,8 +135,8 @@ def measure(model: nn.Module, data: hf.Dataset, setting: Setting, rounds: int) -
     }
 
 
-def compare(recipe: str, threads: int, figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Our median against that of the fastest peer."""
+def compare(recipe: str, threads: int, figures: dict[str, dict[str, Any]], others: float | None) -> dict[str, Any]:
+    """Our median against that of the fastest peer; `others` says how busy the machine was with other work."""
     peers = {name: f["median_seconds"] for name, f in figures.items() if name != OURS}
     fastest = min(peers, key=lambda name: peers[name])
     ratio = figures[OURS]["median_seconds"] / peers[fastest]
@@ -147,6 +147,7 @@ def compare(recipe: str, threads: int, figures: dict[str, dict[str, Any]]) -> di
         "fastest_peer": fastest,
         "ratio": round(ratio, 3),
         "cpu_ratio": round(figures[OURS]["median_cpu_seconds"] / cpu_fastest, 3),
+        "others": others,
         "bar": BARS[recipe],
         "met": ratio <= BARS[recipe],
         "contenders": figures,
@@ -165,6 +166,7 @@ def to_markdown(record: dict[str, Any]) -> str:
             c["bar"],
             "yes" if c["met"] else "no",
             f"{c['cpu_ratio']:.2f}",
+            c["others"],
         )
         for c in record["comparisons"]
     ]
@@ -185,11 +187,13 @@ def to_markdown(record: dict[str, Any]) -> str:
             "# Speed of PGD",
             f"Linf {setting['eps']}, {setting['steps']} steps of {setting['step_size']:g}, random start, batches of "
             f"{setting['batch']} images of mnist-mini, architecture small-star; {setting['rounds']} rounds, in turn.",
-            describe_markdown(record["run"])
-            + f"\n- load average before and after: {record['load'][0]} and {record['load'][1]}",
-            "Ratio: our median time divided by that of the fastest peer, smaller is better. The last column compares "
-            "the processor's time instead, which other work on the machine disturbs less.",
-            markdown_table(("model", "threads", "fastest peer", "ratio", "at most", "met", "CPU ratio"), verdicts),
+            describe_markdown(record["run"]),
+            "Ratio: our median time divided by that of the fastest peer, smaller is better; CPU ratio: the same for "
+            "the processor's time. Others: cores that other processes kept busy meanwhile; with two threads on two "
+            "cores, a row is to be trusted only if this is near 0.",
+            markdown_table(
+                ("model", "threads", "fastest peer", "ratio", "at most", "met", "CPU ratio", "others"), verdicts
+            ),
             "Seconds per batch, and the inputs that each attack leaves classified right (fewer is a stronger attack).",
             markdown_table(("model", "threads", "attack", "median s", "range s", "robust"), details),
         ]
@@ -208,14 +212,15 @@ def main() -> None:
 
     setting, data, rounds = Setting(), hf.load_data("mnist-mini"), 2 if options.quick else options.rounds
     models = {name: trained_model(name, options.models, **({"epochs": 1} if options.quick else {})) for name in BARS}
-    before, comparisons = load_average(), []
+    comparisons = []
     for threads in options.threads:
         torch.set_num_threads(threads)
         for recipe, model in models.items():
-            comparisons.append(compare(recipe, threads, measure(model, data, setting, rounds)))
+            neighbours = Neighbours()
+            figures = measure(model, data, setting, rounds)
+            comparisons.append(compare(recipe, threads, figures, neighbours.cores()))
     record = {
         "run": describe_run(PACKAGES),
-        "load": [before, load_average()],
         "setting": {**vars(setting), "step_size": setting.step_size, "rounds": rounds},
         "comparisons": comparisons,
     }

@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -94,3 +95,28 @@ def trained_model(recipe: str, cache: Path | None = None, **overrides: Any) -> n
 def load_average() -> float | None:
     """Processes that wanted a core over the last minute, where the system says so; this one included."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def busy_seconds() -> float | None:
+    """Core-seconds that all processes together have used since the machine started, where the system says so."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, *_ = map(int, stat.read_text().split()[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
+class Neighbours:
+    """How many cores other processes keep busy, on average, since this object was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter(), time.process_time(), busy_seconds()
+
+    def cores(self) -> float | None:
+        """None where the system does not say."""
+        wall, own, all_before = self._start
+        all_now = busy_seconds()
+        if all_before is None or all_now is None:
+            return None
+        others = (all_now - all_before) - (time.process_time() - own)
+        return round(max(0.0, others) / (time.perf_counter() - wall), 2)

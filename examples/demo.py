@@ -55,7 +55,7 @@ def main() -> None:
     """Reads the options and runs the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for models, audits and report")
-    parser.add_argument("--n", type=int, default=500, help="test inputs for the brackets")
+    parser.add_argument("--n", type=int, default=200, help="test inputs for the brackets")
     parser.add_argument("--n-pgd", type=int, default=2000, help="test inputs for PGD alone; 2000 is the whole split")
     parser.add_argument("--epochs", type=int, help="epochs of both trainings; as the recipes say if not given")
     options = parser.parse_args()

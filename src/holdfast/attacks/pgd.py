@@ -53,7 +53,7 @@ class _FoldedConvolution(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         columns = weight.flatten(1).T @ gradients[0].flatten(2)
-        # All inputs as channels of one: `fold` works on channels in parallel, on inputs one after another.
+        # All inputs as channels of one: `fold` has a fixed cost for each input, none for each channel.
         folded = F.fold(columns.reshape(1, -1, columns.shape[-1]), ctx.shape[-2:], *ctx.geometry)
         return folded.view(ctx.shape), None, None, None, None, None
 
