@@ -77,6 +77,11 @@ def test_a_threat_given_as_text_is_explained():
             call(MODEL, X, Y, "linf:0.1")
 
 
+def test_attacks_refuse_a_radius_for_each_input():
+    with pytest.raises(hf.UnsupportedError, match="one radius for all inputs"):
+        hf.attack(MODEL, X, Y, hf.Box(torch.full_like(X, 0.1), batched=True), "pgd")
+
+
 def test_options_of_the_front_doors_are_checked():
     with pytest.raises(InputError, match="chunk"):
         hf.attack(MODEL, X, Y, hf.Linf(0.1), chunk=0)

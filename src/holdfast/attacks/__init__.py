@@ -11,11 +11,11 @@ from holdfast.attacks import pgd as _pgd  # noqa: F401
 from holdfast.attacks.losses import margin
 from holdfast.attacks.stages import run_stages
 from holdfast.checks import check_task
-from holdfast.errors import HoldfastError, InputError
+from holdfast.errors import HoldfastError, InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.registry import get
 from holdfast.results import AttackResult
-from holdfast.threats import Threat
+from holdfast.threats import Box, Threat
 
 __all__ = ["attack"]
 
@@ -59,6 +59,8 @@ def attack(
     entry.check(threat if isinstance(threat, Threat) else None, options)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
+    if isinstance(threat, Box) and threat.batched:
+        raise UnsupportedError("attacks take a Box with one radius for all inputs; attack one input at a time")
     logits = check_task(model, x, y, threat)
     noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
     if len(noise) != len(x):
