@@ -25,6 +25,7 @@ class Method:
         threats: names of the threats that it handles, such as ("linf", "l2").
         reference: author, title, year.
         function: the function itself.
+        stochastic: whether it can be trusted on a model that draws random numbers.
     """
 
     kind: Kind
@@ -34,6 +35,7 @@ class Method:
     threats: tuple[str, ...]
     reference: str
     function: Callable[..., Any]
+    stochastic: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -66,13 +68,14 @@ def register(
     reference: str,
     guarantee: Guarantee = "none",
     threats: tuple[str, ...] = (),
+    stochastic: bool = False,
 ) -> Callable[[F], F]:
     """Decorator that puts a function into the table under `name`."""
 
     def add(function: F) -> F:
         if name in _METHODS[kind]:
             raise ValueError(f"{kind} '{name}' is registered twice")
-        _METHODS[kind][name] = Method(kind, name, summary, guarantee, threats, reference, function)
+        _METHODS[kind][name] = Method(kind, name, summary, guarantee, threats, reference, function, stochastic)
         return function
 
     return add

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.gradients import _conv2d, _FoldedConvolution, frozen, input_gradient
 from holdfast.attacks.losses import cross_entropy
-from holdfast.attacks.pgd import _conv2d, _FoldedConvolution, frozen, input_gradient, pgd
+from holdfast.attacks.pgd import pgd
 
 GEOMETRIES = [
     {"stride": 2, "padding": 1},

@@ -1,17 +1,11 @@
 """Projected gradient ascent on the loss: FGSM, PGD, and the inner loop of adversarial training."""
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from holdfast.attacks.gradients import frozen, input_gradient
 from holdfast.attacks.losses import Loss, get_loss
-from holdfast.attacks.stages import run_stages
+from holdfast.attacks.stages import group_size, run_stages, survivors
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import register
@@ -19,85 +13,6 @@ from holdfast.results import AttackResult
 from holdfast.threats import L1, L2, Box, Linf, Threat, norm_2
 
 BALLS = ("linf", "l2", "l1", "box")
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """No gradients for the parameters inside: the backward pass then computes the input's gradient alone."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-
-
-class _FoldedConvolution(torch.autograd.Function):
-    """conv2d with constant weights; the gradient for its input is a matrix product and a fold."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any) -> Tensor:
-        return F.conv2d(x, weight, bias, stride, padding, dilation)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, stride, padding, dilation = inputs
-        ctx.save_for_backward(weight)
-        ctx.shape, ctx.geometry = x.shape, (weight.shape[-2:], dilation, padding, stride)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        columns = weight.flatten(1).T @ gradients[0].flatten(2)
-        # All inputs as channels of one: `fold` has a fixed cost for each input, none for each channel.
-        folded = F.fold(columns.reshape(1, -1, columns.shape[-1]), ctx.shape[-2:], *ctx.geometry)
-        return folded.view(ctx.shape), None, None, None, None, None
-
-
-def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    constant = not weight.requires_grad and (bias is None or not bias.requires_grad)
-    by_onednn = input.device.type == "cpu" and input.dtype == torch.float32
-    # The columns of the product then take no more memory than the layer's output.
-    thin = weight.shape[1] <= 4 and weight[0].numel() <= len(weight)
-    plain = input.ndim == 4 and groups == 1 and not isinstance(padding, str)
-    if input.requires_grad and constant and by_onednn and thin and plain:
-        folded: Tensor = _FoldedConvolution.apply(input, weight, bias, stride, padding, dilation)  # type: ignore[no-untyped-call]
-        return folded
-    return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-
-
-class _ThinConvolutions(TorchFunctionMode):
-    """Inside, convolutions of one to four channels (grey, RGB) get a faster gradient for their input on the CPU.
-
-    oneDNN works on blocks of eight channels, so that the gradient for a grey image costs it eight times what it should.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        thin = func is torch.conv2d and not torch.compiler.is_compiling()  # the compiler has kernels of its own
-        return (_conv2d if thin else func)(*args, **(kwargs or {}))
-
-
-def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the loss at x (shape of x), the loss (B,) and the logits (B, K), detached."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_(True)
-        with _ThinConvolutions():
-            logits = model(x)
-        values = loss(logits, y)
-        (gradient,) = torch.autograd.grad(values.sum(), x)
-    return gradient, values.detach(), logits.detach()
 
 
 def steepest(threat: Threat, gradient: Tensor, x: Tensor, sparsity: float) -> Tensor:
@@ -159,12 +74,8 @@ def _ascend(
     sparsity: float,
     name: str,
 ) -> AttackResult:
-    """One run; an input is done at its first misclassified iterate, and keeps that one.
-
-    Done inputs leave in groups, so that few batch sizes occur: the backend builds new kernels for each new size, which
-    costs more than to carry some inputs along. Those are neither changed nor counted.
-    """
-    group = 2 ** max(0, len(x).bit_length() - 4)  # a power of two, a sixteenth to an eighth of the batch
+    """One run; an input is done at its first misclassified iterate, keeps that one, and leaves with its group."""
+    group = group_size(len(x))
     found = x_start.clone()
     success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     queries = torch.zeros(len(x), dtype=torch.int64, device=x.device)
@@ -182,13 +93,11 @@ def _ascend(
         best = torch.where(better.view(-1, *[1] * (x.ndim - 1)), x_adv, best)
         best_loss = torch.where(better, values, best_loss)
         done = done | wrong
-        count = int(done.sum())
-        if step == steps or count == len(done):
+        if step == steps or bool(done.all()):
             break
-        size = group * math.ceil((len(done) - count) / group)
-        if size < len(done):
+        stay = survivors(done, group)
+        if stay is not None:
             found[row], success[row] = best, done
-            stay = done.byte().argsort(stable=True)[:size]
             row, done, x, y, x_adv = row[stay], done[stay], x[stay], y[stay], x_adv[stay]
             gradient, best, best_loss = gradient[stay], best[stay], best_loss[stay]
         x_adv = threat.project(x_adv + step_size * steepest(threat, gradient, x_adv, sparsity), x)

@@ -1,5 +1,6 @@
 """Attacks in sequence: each stage works on what the ones before it left unbroken."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -42,3 +43,21 @@ def untouched(x: Tensor) -> AttackResult:
     count = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     return AttackResult(x.clone(), success, ("",) * len(x), count, count.clone())
+
+
+def group_size(count: int) -> int:
+    """Size of the groups in which inputs leave a batch of `count`: a power of two, a sixteenth to an eighth of it."""
+    return 1 << max(0, count.bit_length() - 4)
+
+
+def survivors(done: Tensor, group: int) -> Tensor | None:
+    """Rows to go on with, those still undone first in their order; None where it does not pay to shrink the batch.
+
+    Inputs leave in groups, so that few batch sizes occur: the backend builds new kernels for each new size, which costs
+    more than to carry some inputs along. Those that are carried along must neither be changed nor counted.
+
+    Args:
+        done: (B,) bool.  group: from `group_size` of the batch at the start.
+    """
+    size = group * math.ceil((len(done) - int(done.sum())) / group)
+    return done.byte().argsort(stable=True)[:size] if size < len(done) else None
