@@ -20,7 +20,7 @@ THREATS = [hf.Linf(0.05), hf.L2(0.2), hf.L1(0.4)]
 
 def values(planes, points, shape):
     """<g, x'> + c at the points (P, ...) of one input, (P, K)."""
-    return points.flatten(1) @ dense(planes.coefficients, shape)[0].flatten(1).T + planes.shift[0]
+    return points.flatten(1) @ dense(planes.coefficients, shape).values[0].flatten(1).T + planes.shift[0]
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)
@@ -35,7 +35,7 @@ def test_the_planes_lie_below_the_margins_at_ten_thousand_points(name, threat):
         margins = logits[:, label, None] - logits
         assert bool((margins >= values(planes, points, shape) - 1e-5).all())
         assert bool((planes.shift[0, label] == 0).all())
-        assert bool((dense(planes.coefficients, shape)[0, label] == 0).all())
+        assert bool((dense(planes.coefficients, shape).values[0, label] == 0).all())
 
 
 @pytest.mark.parametrize("threat", THREATS, ids=str)

@@ -141,18 +141,31 @@ def test_windows_equal_dense_rows(name):
     model(x)
     for sound in (False, True):
         r = relaxed(model, x, hf.Linf(0.05), sound=sound)
-        shape = r.graph.nodes[3].shape
-        neurons = torch.arange(int(torch.Size(shape).numel())).expand(2, -1)
-        windows = linear.unit_rows(r.graph, 3, neurons, x.dtype)
-        rows = Coefficients(dense(windows, shape))
-        assert windows.window is not None
-        assert torch.equal(rows.values.flatten(2), torch.eye(neurons.shape[1]).expand(2, -1, -1))
-        ours, theirs = linear.backward(r, 3, windows), linear.backward(r, 3, rows)
-        assert torch.allclose(dense(ours.coefficients, x.shape[1:]), theirs.coefficients.values, atol=1e-5)
-        a, b = linear.concretise(r, ours), linear.concretise(r, theirs)
-        # The rounding term grows with the number of terms, so that windows lose less to it.
-        assert bool((a >= b - 1e-6).all())
-        assert torch.allclose(a, b, atol=1e-3 if sound else 1e-5)
+        count = r.intervals[3][0][0].numel()
+        unit = torch.eye(count).repeat_interleave(2, 0) * torch.tensor([1.0, -1.0]).repeat(count)[:, None]
+        unit = unit.view(1, -1, *r.graph.nodes[3].shape).expand(2, -1, -1, -1, -1)
+        theirs = linear.backward(r, 3, Coefficients(unit))
+        for which in ("all", "some"):
+            wanted = torch.ones(2, count, dtype=torch.bool)
+            if which == "some":
+                wanted[0, 5::2], wanted[1, ::2] = False, False
+            neurons = linear.chosen(r.graph, 3, wanted)
+            assert neurons.ndim == (1 if which == "all" else 2)
+            j, windows, shift = linear._behind(r, 3, neurons)
+            assert windows.window is not None
+            ours = linear.backward(r, j, windows, shift=shift.expand(linear._rows_of(windows)))
+            neurons = neurons.expand(2, neurons.shape[-1])
+            rows = (2 * neurons[:, :, None] + torch.arange(2)).flatten(1)
+            expected = theirs.coefficients.values.flatten(2).gather(1, rows[:, :, None].expand(-1, -1, x[0].numel()))
+            found = dense(ours.coefficients, x.shape[1:]).values.flatten(2)
+            assert torch.allclose(found, expected, atol=1e-5)
+            a = linear.concretise(r, ours).flatten(1)
+            if sound and j != 3:  # what reading the neurons themselves may lose
+                a = a - r.errors[3].flatten(1).gather(1, neurons).repeat_interleave(2, 1)
+            b = linear.concretise(r, theirs).gather(1, rows)
+            # The rounding term grows with the number of terms, so that windows lose less to it.
+            assert bool((a >= b - 1e-6).all())
+            assert torch.allclose(a, b, atol=1e-3 if sound else 1e-5)
 
 
 class Branches(nn.Module):
@@ -254,8 +267,8 @@ def test_little_memory_does_not_change_the_bounds(name, monkeypatch):
     x = torch.rand(3, *shape)
     whole = linear.output_bounds(relaxed(model, x, hf.L2(0.1)))
     calls = []
-    plain = linear._end
-    monkeypatch.setattr(linear, "_end", lambda *args: calls.append(args[2].shape[1]) or plain(*args))
+    plain = linear._ends
+    monkeypatch.setattr(linear, "_ends", lambda *args: calls.append(args[2].shape[-1]) or plain(*args))
     monkeypatch.setattr(linear, "MEMORY", 400)
     pieces = linear.output_bounds(relaxed(model, x, hf.L2(0.1)))
     assert max(calls) <= 400 // 3

@@ -8,16 +8,20 @@ best one of each row is kept.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from holdfast.bounds import interval, linear, ops
-from holdfast.bounds.coefficients import Coefficients
+from holdfast.bounds.coefficients import Coefficients, seen
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import Region
 from holdfast.bounds.relax import PIECEWISE, Lines
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def _held(r: Relaxation, slopes: dict[int, Tensor]) -> dict[int, Tensor]:
     return {k: torch.where(where[:, None], slopes[k], low[:, None]) for k, low, _, where in _free(r) if k in slopes}
 
 
-def _ascend(slopes: dict[int, Tensor], bound: Callable[[], Tensor], ascent: Ascent, floors: dict[int, float]) -> Tensor:
+def _ascend(slopes: dict[K, Tensor], bound: Callable[[], Tensor], ascent: Ascent, floors: dict[K, float]) -> Tensor:
     """Raises `bound()` (B, M) by projected Adam on the slopes; the best value of each row."""
     with torch.enable_grad():
         for slope in slopes.values():
@@ -128,26 +132,32 @@ def bounds(
 
 
 def _joint(r: Relaxation, start: Callable[[Relaxation], Coefficients], ascent: Ascent) -> Tensor:
-    """Slopes for the rows at the output and, one per neuron and sign, for the rows of every hidden layer."""
-    free = _free(r)
-    last, rows = len(r.graph.nodes) - 1, start(r).values.shape[1]
-    output = {k: low.detach()[:, None].repeat_interleave(rows, 1) for k, low, _, _ in free}
-    hidden = {
-        (i, sign, k): low.detach().clone()
-        for i in linear.hidden_layers(r.graph)
-        for k, low, _, _ in free
-        for sign in (1, -1)
-        if k < i
-    }
-    floor = {k: floor for k, _, floor, _ in free}
+    """Slopes for every row at the output and for every row that bounds a hidden neuron."""
+    floor = {k: floor for k, _, floor, _ in _free(r)}
+    last = len(r.graph.nodes) - 1
+    slopes: dict[tuple[int, int, int], Tensor] = {}  # by node, chunk of its rows, and activation
+    known = {i: r.intervals[i] for i in linear.hidden_layers(r.graph)}
+    neurons = {i: linear.chosen(r.graph, i, linear.open_neurons(r, i)) for i in known}
+
+    def chosen(now: Relaxation, rows: tuple[int, int], k: int, c: Coefficients) -> Tensor | None:
+        """Its slopes where activation k is unstable now, those of the exact line elsewhere; made when first needed."""
+        if k not in floor:
+            return None
+        low, upper = now.lines[k].lower_slope, now.intervals[now.graph.nodes[k].inputs[0]]
+        line = seen(low, c)
+        if (*rows, k) not in slopes:
+            shape = torch.broadcast_shapes(line.shape, c.values.shape)
+            slopes[(*rows, k)] = line.detach().expand(shape).clone()
+        free = seen(((upper[0] < 0) & (upper[1] > 0)).to(low.dtype), c) > 0
+        return torch.where(free, slopes[(*rows, k)], line)
 
     def bound() -> Tensor:
-        now = linear.relaxation(r.graph, r.region, slopes="adaptive", hidden=True, sound=r.sound, lower_slopes=hidden)
-        return linear.concretise(now, linear.backward(now, last, start(now), _held(now, output)))
+        rows = linear.Rows(neurons, known, chosen)
+        now = linear.relaxation(r.graph, r.region, slopes="adaptive", hidden=True, sound=r.sound, rows=rows)
+        return linear.concretise(now, linear.backward(now, last, start(now), partial(chosen, now, (last, 0))))
 
-    every = [*((k, slope) for k, slope in output.items()), *((key[2], slope) for key, slope in hidden.items())]
-    slopes = {n: slope for n, (_, slope) in enumerate(every)}
-    return _ascend(slopes, bound, ascent, {n: floor[k] for n, (k, _) in enumerate(every)})
+    bound()  # makes the slopes
+    return _ascend(slopes, bound, ascent, {key: floor[key[2]] for key in slopes})
 
 
 def margin_bounds(graph: Graph, region: Region, y: Tensor, ascent: Ascent, *, sound: bool) -> Tensor:

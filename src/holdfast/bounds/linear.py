@@ -9,15 +9,16 @@ then misses the exact functional by at most gamma <|A|, |W| |z| + |b|>, with |z|
 subtracted. The same term again covers the rounding of the network itself when it is run.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from holdfast.bounds import interval, ops
 from holdfast.bounds.backward import carry
-from holdfast.bounds.coefficients import Coefficients, Places, Window, add, clean, dense, dot
+from holdfast.bounds.coefficients import Coefficients, Window, add, clean, dense, dot
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import Region, minimum
 from holdfast.bounds.relax import Lines, Slopes, relax, unstable
@@ -25,6 +26,11 @@ from holdfast.bounds.rounding import gamma, underflow, unit
 
 MEMORY = 2**21
 """Coefficients in memory at a time; rows beyond that wait for the next chunk. Small enough for blocks to be reused."""
+FULL = 0.6
+"""Share of a layer's neurons from which on all of them are bounded: rows that all inputs share cost less."""
+NONLINEAR = ops.Activation | ops.MaxPool | ops.MinMax
+SIGNS = (1, -1)
+"""Every neuron gets two rows: a lower bound of z and one of -z."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +59,22 @@ class Relaxation:
     errors: dict[int, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Which rows to bound in each hidden layer, and with which lower slopes.
+
+    Attributes:
+        neurons: by node, see `chosen`.
+        known: bounds of these nodes that hold anyway, (B, *shape) each.
+        slopes: called with the relaxation, the node and the number of the chunk of rows, the activation, and the
+            coefficients there; gives slopes that broadcast against these.
+    """
+
+    neurons: dict[int, Tensor]
+    known: dict[int, interval.Interval]
+    slopes: Callable[[Relaxation, tuple[int, int], int, Coefficients], Tensor | None]
+
+
 def relaxation(
     graph: Graph,
     region: Region,
@@ -60,7 +82,7 @@ def relaxation(
     slopes: Slopes | None,
     hidden: bool,
     sound: bool,
-    lower_slopes: dict[tuple[int, int, int], Tensor] | None = None,
+    rows: Rows | None = None,
 ) -> Relaxation:
     """Walks forward, bounding the input of every activation, and replaces each activation by lines.
 
@@ -72,8 +94,7 @@ def relaxation(
             backward pass runs for those neurons alone that intervals leave unstable: elsewhere the lines are exact.
             On a ball the first layer is always bounded by the dual norm.
         sound: account for rounding.
-        lower_slopes: lower slopes of activation k in the pass that bounds hidden node i from below (sign 1) or above
-            (sign -1), by (i, sign, k): (B, *shape); where k is stable they do not count.
+        rows: the neurons to bound and their slopes, instead of the unstable ones and the slopes of the lines.
     """
     r = Relaxation(graph, region, sound)
     r.intervals.append((region.lower, region.upper))
@@ -81,6 +102,8 @@ def relaxation(
     flat = {0}  # nodes reached from the input by scaling and reshaping alone: the image of a box is a box
     for i, node in enumerate(graph.nodes[1:], start=1):
         bounds = interval.step(node, [r.intervals[j] for j in node.inputs], sound=sound)
+        if rows is not None and i in rows.known:
+            bounds = torch.maximum(bounds[0], rows.known[i][0]), torch.minimum(bounds[1], rows.known[i][1])
         r.intervals.append(bounds)
         first = isinstance(node.op, ops.Affine) and node.inputs[0] in flat
         if node.inputs[0] in flat and isinstance(node.op, ops.Scale | ops.Reshape):
@@ -91,9 +114,9 @@ def relaxation(
             r.intervals[i] = _refined(r, i, torch.ones_like(bounds[0], dtype=torch.bool))
         if slopes is None:
             continue
-        nonlinear = [k for k in users[i] if isinstance(graph.nodes[k].op, ops.Activation | ops.MaxPool | ops.MinMax)]
+        nonlinear = [k for k in users[i] if isinstance(graph.nodes[k].op, NONLINEAR)]
         if nonlinear and hidden and not first:
-            r.intervals[i] = _refined(r, i, unstable(graph.nodes[nonlinear[0]].op, *bounds), lower_slopes)
+            r.intervals[i] = _refined(r, i, open_neurons(r, i), rows)
         for k in nonlinear:
             op = graph.nodes[k].op
             if isinstance(op, ops.Activation):
@@ -103,8 +126,14 @@ def relaxation(
 
 def hidden_layers(graph: Graph) -> list[int]:
     """Nodes that an activation, a max pooling or a MinMax reads from."""
-    kinds = ops.Activation | ops.MaxPool | ops.MinMax
-    return [i for i, users in enumerate(_users(graph)) if any(isinstance(graph.nodes[k].op, kinds) for k in users)]
+    return [i for i, users in enumerate(_users(graph)) if any(isinstance(graph.nodes[k].op, NONLINEAR) for k in users)]
+
+
+def open_neurons(r: Relaxation, i: int) -> Tensor:
+    """Where one that reads from hidden node i is not linear on the bounds so far, bool (B, *shape)."""
+    nodes = r.graph.nodes
+    masks = [unstable(n.op, *r.intervals[i]) for n in nodes if i in n.inputs and isinstance(n.op, NONLINEAR)]
+    return torch.stack(masks).any(0)
 
 
 def _users(graph: Graph) -> list[list[int]]:
@@ -143,104 +172,108 @@ def _transposed_terms(op: ops.Affine) -> int:
     return op.terms
 
 
-def _refined(
-    r: Relaxation, i: int, which: Tensor, lower_slopes: dict[tuple[int, int, int], Tensor] | None = None
-) -> interval.Interval:
-    """Interval bounds of node i, tightened by backward passes where `which` (B, *shape) is true.
-
-    Every input gets as many rows as the one with the most neurons to tighten; the spare rows repeat others.
-    """
+def _refined(r: Relaxation, i: int, which: Tensor, rows: Rows | None = None) -> interval.Interval:
+    """Interval bounds of node i, tightened by backward passes where `which` (B, *shape) is true."""
     lower, upper = r.intervals[i]
-    chosen = which.flatten(1)
-    most = int(chosen.sum(1).max())
-    if most == 0:
+    neurons = chosen(r.graph, i, which) if rows is None else rows.neurons[i]
+    if neurons.shape[-1] == 0:
         return lower, upper
-    neurons = chosen.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
     low, high = lower.flatten(1), upper.flatten(1)
-    for part in neurons.split(_chunk(r, i), dim=1):
-        if lower_slopes:
-            below, above = (_end(r, i, part, (sign,), _given(r, i, sign, lower_slopes)) for sign in (1, -1))
-        else:
-            below, above = _end(r, i, part, (1, -1)).chunk(2, 1)
-        low = low.scatter(1, part, torch.maximum(low.gather(1, part), below))
-        high = high.scatter(1, part, torch.minimum(high.gather(1, part), -above))
+    for number, part in enumerate(neurons.split(_chunk(r, i, neurons), dim=-1)):
+        slopes = None if rows is None else partial(rows.slopes, r, (i, number))
+        below, above = _ends(r, i, part, slopes)
+        part = part.expand(len(low), part.shape[-1])
+        # Neurons that were not asked for stay as they are: what else is in the batch must not show.
+        asked, old_low, old_high = which.flatten(1).gather(1, part), low.gather(1, part), high.gather(1, part)
+        low = low.scatter(1, part, torch.where(asked, torch.maximum(old_low, below), old_low))
+        high = high.scatter(1, part, torch.where(asked, torch.minimum(old_high, above), old_high))
     return low.view_as(lower), high.view_as(upper)
 
 
-def _end(
-    r: Relaxation, i: int, neurons: Tensor, signs: tuple[int, ...], slopes: dict[int, Tensor] | None = None
-) -> Tensor:
-    """Lower bounds of sign * z for single neurons (B, M) of node i, one block of M rows for each sign."""
-    j, start, shift = _behind(r, i, neurons, signs)
-    if i in r.errors and j != i:
-        shift = shift - r.errors[i].flatten(1).gather(1, neurons).repeat(1, len(signs))
-    return concretise(r, backward(r, j, start, slopes, shift), scratch=j != 0)
+def chosen(graph: Graph, i: int, which: Tensor) -> Tensor:
+    """Neurons of node i to tighten, flat indices (B, M), or (M,) for all neurons, those of one place together.
 
-
-def _behind(r: Relaxation, i: int, neurons: Tensor, signs: tuple[int, ...]) -> tuple[int, Coefficients, Tensor]:
-    """Rows that pick neurons of node i, already carried through it where that is a look-up of weights.
-
-    Returns the node that they are coefficients of, the rows, and what the bias adds, (B, M).
+    Every input gets as many as the one with the most neurons in `which`; the spare ones are repeats or others.
     """
-    node, dtype = r.graph.nodes[i], r.region.x.dtype
-    nothing = torch.zeros_like(neurons, dtype=dtype).repeat(1, len(signs))
+    shape, flat = graph.nodes[i].shape, which.flatten(1)
+    most = int(flat.sum(1).max())
+    if most < FULL * flat.shape[1]:
+        return flat.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+    order = torch.arange(flat.shape[1], device=which.device)
+    return order.view(shape[0], -1).T.reshape(-1) if len(shape) == 3 else order
 
-    def look_up(weight: Tensor, index: Tensor) -> Tensor:
-        """sign * weight[index] for all signs, in one gather."""
-        signed = torch.cat([sign * weight for sign in signs])
-        return signed[torch.cat([index + k * len(weight) for k in range(len(signs))], 1)]
 
+def _ends(r: Relaxation, i: int, neurons: Tensor, slopes: "Given | None") -> interval.Interval:
+    """Lower and upper bounds (B, M) of neurons of node i, (B, M) or (M,) as in `chosen`."""
+    j, start, shift = _behind(r, i, neurons)
+    shift = shift.expand(_rows_of(start))
+    if i in r.errors and j != i:
+        lost = r.errors[i].flatten(1).gather(1, neurons.expand(len(r.region.x), neurons.shape[-1]))
+        shift = shift - lost.repeat_interleave(len(SIGNS), 1).view(len(lost), *_rows_of(start)[1:])
+    ends = concretise(r, backward(r, j, start, slopes, shift), scratch=True)
+    ends = ends.reshape(len(r.region.x), neurons.shape[-1], len(SIGNS))
+    return ends[..., 0], -ends[..., 1]
+
+
+def _rows_of(c: Coefficients) -> tuple[int, ...]:
+    """(B, M) or (B, P, N), with the number of places even where their rows are held once."""
+    return tuple(c.rows) if c.window is None else (c.rows[0], c.window.index.shape[1], c.rows[2])
+
+
+def _behind(r: Relaxation, i: int, neurons: Tensor) -> tuple[int, Coefficients, Tensor]:
+    """Two rows for each of some neurons of node i, carried through it where that is a look-up of weights.
+
+    Returns the node that they are coefficients of, the rows, and what the bias adds. All neurons
+    of a place have rows that are the same at every place, and held once.
+    """
+    node, dtype, device = r.graph.nodes[i], r.region.x.dtype, neurons.device
+    count = len(SIGNS)
+
+    def look_up(table: Tensor, index: Tensor) -> Tensor:
+        """Both signs of table[index], side by side in the last axis of the index."""
+        signed = torch.stack([sign * table for sign in SIGNS], 1).flatten(0, 1)
+        return signed[torch.stack([count * index + k for k in range(count)], -1)]
+
+    if len(node.shape) == 3:
+        channels, area = node.shape[0], node.shape[1] * node.shape[2]
+        if neurons.ndim == 1:
+            channel, index = torch.arange(channels, device=device)[None, None], (neurons[::channels] % area)[None]
+        else:
+            channel, index = (neurons // area)[:, :, None], neurons % area
+        grid = (node.shape[1], node.shape[2])
+        match node.op:
+            case ops.Conv() if node.op.groups == 1 and node.op.dilation == (1, 1):
+                bias, window = node.op.bias, Window(index, grid, node.op.stride, node.op.padding)
+                rows = Coefficients(look_up(node.op.weight, channel).flatten(2, 3), window, clean=False, scratch=True)
+                shift = rows.values.new_zeros(rows.rows) if bias is None else look_up(bias, channel).flatten(2)
+                return node.inputs[0], rows, shift
+        values = look_up(torch.eye(channels, dtype=dtype, device=device), channel).flatten(2, 3)[..., None, None]
+        rows = Coefficients(values, Window(index, grid, (1, 1), (0, 0)), scratch=True)
+        return i, rows, values.new_zeros(rows.rows)
+    neurons = neurons if neurons.ndim == 2 else neurons[None]
     match node.op:
         case ops.Linear() if len(node.shape) == 1:
-            shift = nothing if node.op.bias is None else look_up(node.op.bias, neurons)
-            return node.inputs[0], Coefficients(look_up(node.op.weight, neurons)), shift
-        case ops.Conv() if node.op.groups == 1 and node.op.dilation == (1, 1):
-            area = node.shape[1] * node.shape[2]
-            channel, places = neurons // area, Places(neurons % area, (node.shape[1], node.shape[2]), len(signs))
-            shift = nothing if node.op.bias is None else look_up(node.op.bias, channel)
-            values, window = look_up(node.op.weight, channel), Window(node.op.stride, node.op.padding)
-            return node.inputs[0], Coefficients(values, window, places, clean=False), shift
-    rows = unit_rows(r.graph, i, neurons, dtype)
-    values = torch.cat([sign * rows.values for sign in signs], 1)
-    several = None if rows.places is None else replace(rows.places, copies=len(signs))
-    return i, Coefficients(values, rows.window, several), nothing
-
-
-def _given(
-    r: Relaxation, i: int, sign: int, lower_slopes: dict[tuple[int, int, int], Tensor] | None
-) -> dict[int, Tensor] | None:
-    """The given slopes of the pass (i, sign) where they are free, those of the lines elsewhere, (B, 1, *shape)."""
-    if not lower_slopes:
-        return None
-    given = {}
-    for (node, side, k), slope in lower_slopes.items():
-        if (node, side) == (i, sign):
-            lower, upper = r.intervals[r.graph.nodes[k].inputs[0]]
-            given[k] = torch.where((lower < 0) & (upper > 0), slope, r.lines[k].lower_slope)[:, None]
-    return given
-
-
-def unit_rows(graph: Graph, i: int, neurons: Tensor, dtype: torch.dtype) -> Coefficients:
-    """Rows that pick single neurons (B, M), flat indices of node i: windows on feature maps, dense elsewhere."""
-    shape = graph.nodes[i].shape
-    if len(shape) != 3:
-        return Coefficients(F.one_hot(neurons, _numel(shape)).to(dtype).view(*neurons.shape, *shape))
-    area = shape[1] * shape[2]
-    values = F.one_hot(neurons // area, shape[0]).to(dtype)[..., None, None]
-    places = Places(neurons % area, (shape[1], shape[2]))
-    return Coefficients(values, Window((1, 1), (0, 0)), places)
+            bias, rows = node.op.bias, Coefficients(look_up(node.op.weight, neurons).flatten(1, 2), scratch=True)
+            shift = rows.values.new_zeros(rows.rows) if bias is None else look_up(bias, neurons).flatten(1)
+            return node.inputs[0], rows, shift
+    unit = torch.eye(_numel(node.shape), dtype=dtype, device=device)
+    rows = Coefficients(look_up(unit, neurons).flatten(1, 2).unflatten(2, node.shape), scratch=True)
+    return i, rows, rows.values.new_zeros(rows.rows)
 
 
 def _numel(shape: ops.Shape) -> int:
     return int(torch.Size(shape).numel())
 
 
-def _chunk(r: Relaxation, i: int) -> int:
-    """Rows of each input at a time: as many as keep their coefficients within MEMORY at the widest node on the way."""
+def _chunk(r: Relaxation, i: int, neurons: Tensor) -> int:
+    """Neurons of each input at a time: as many as keep the rows within MEMORY at the widest node on the way."""
+    shape = r.graph.nodes[i].shape
     widest = max(_numel(node.shape) for node in r.graph.nodes[: i + 1])
-    if len(r.graph.nodes[i].shape) == 3:
+    if len(shape) == 3:
         widest = min(widest, _widest_window(r.graph, i))
-    return max(1, MEMORY // (2 * widest * len(r.region.x)))
+    most = max(1, MEMORY // (len(SIGNS) * widest * len(r.region.x)))
+    whole_places = len(shape) == 3 and neurons.ndim == 1
+    return max(1, most // shape[0]) * shape[0] if whole_places else most
 
 
 def _widest_window(graph: Graph, i: int) -> int:
@@ -287,12 +320,12 @@ def margin_rows(r: Relaxation, y: Tensor) -> Coefficients:
     return Coefficients(one_hot[y][:, None] - one_hot)
 
 
+Given = dict[int, Tensor] | Callable[[int, Coefficients], Tensor | None]
+"""Lower slopes by activation, (B, 1 or M, *shape), or a function of the activation and the coefficients there."""
+
+
 def backward(
-    r: Relaxation,
-    i: int,
-    start: Coefficients,
-    slopes: dict[int, Tensor] | None = None,
-    shift: Tensor | None = None,
+    r: Relaxation, i: int, start: Coefficients, slopes: Given | None = None, shift: Tensor | None = None
 ) -> Planes:
     """Carries lower bounds of <start, value of node i> back to the input.
 
@@ -300,34 +333,42 @@ def backward(
         r: the relaxed network.
         i: node where the rows start.
         start: their coefficients there, M rows for each input.
-        slopes: lower slopes to use instead of those of the lines, by node: (B, 1 or M, *shape).
-        shift: what the bounds start from, (B, M); zero if none is given.
+        slopes: lower slopes to use instead of those of the lines.
+        shift: what the bounds start from, one number for each row; zero if none is given.
     """
     pending: dict[int, Coefficients] = {i: start}
-    shift = start.values.new_zeros(start.values.shape[:2]) if shift is None else shift
+    shift = start.values.new_zeros(_rows_of(start)) if shift is None else shift
     for j in range(i, 0, -1):
         if j not in pending:
             continue
         c, node = pending.pop(j), r.graph.nodes[j]
-        if c.window is not None and c.values.shape[3] * c.values.shape[4] >= node.shape[1] * node.shape[2]:
-            c = Coefficients(dense(c, node.shape))
+        if c.window is not None and c.values.shape[4] * c.values.shape[5] >= node.shape[1] * node.shape[2]:
+            c = dense(c, node.shape)
         if j in r.errors:
             c = clean(c, node.shape)
-            shift = shift - dot(c.values.abs(), c, r.errors[j])
-        given = None if slopes is None else slopes.get(j)
+            shift = _plus(shift, -dot(c.values.abs(), c, r.errors[j]))
+        given = slopes(j, c) if callable(slopes) else None if slopes is None else slopes.get(j)
         parts, added = carry(r.graph, j, c, r.lines.get(j), given, r.intervals, sound=r.sound)
         if added is not None:
-            shift = shift + added
+            shift = _plus(shift, added)
             if r.sound:
                 shift = shift - 4 * unit(shift.dtype) * shift.abs()
         for k, part in zip(node.inputs, parts, strict=True):
             pending[k] = add(pending[k], part, r.graph.nodes[k].shape) if k in pending else part
     if 0 not in pending:  # the rows do not depend on the input
-        pending[0] = Coefficients(start.values.new_zeros(*start.values.shape[:2], *r.graph.nodes[0].shape))
+        none = start.values.new_zeros(*_rows_of(start), *r.graph.nodes[0].shape)
+        pending[0] = Coefficients(none if start.window is None else none.flatten(1, 2))
     return Planes(pending[0], shift)
+
+
+def _plus(a: Tensor, b: Tensor) -> Tensor:
+    """Sum of one number for each row, where one of them may have its rows by places (B, P, N) and the other flat."""
+    if a.ndim > b.ndim:
+        return _plus(b, a)
+    return a + b if a.ndim == b.ndim else a + b.flatten(1)
 
 
 def concretise(r: Relaxation, planes: Planes, *, scratch: bool = False) -> Tensor:
     """The smallest value of each bound over the region, (B, M); `scratch` allows to overwrite the coefficients."""
-    value = minimum(r.region, planes.coefficients, sound=r.sound, scratch=scratch) + planes.shift
+    value = _plus(minimum(r.region, planes.coefficients, sound=r.sound, scratch=scratch), planes.shift)
     return value - 4 * unit(value.dtype) * value.abs() if r.sound else value

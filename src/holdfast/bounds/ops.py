@@ -96,10 +96,10 @@ def conv_transpose(
     groups: int,
     dilation: tuple[int, int],
 ) -> Tensor:
-    """F.conv_transpose2d of many small maps (N, C, h, w) by the fastest of several ways.
+    """F.conv_transpose2d of many small maps (N, C, h, w) by the fastest of three ways.
 
-    Few values: one product with the materialised matrix, built by transposing the unit maps. Few output channels: a
-    product and a fold. Otherwise torch's own kernel, which for strides is fastest with channels last.
+    Few values: one product with the materialised matrix, built by transposing the unit maps. Few products: these, and a
+    fold. Otherwise torch's own kernel.
     """
     count, channels, h, w = g.shape
     options = (stride, padding, output_padding, groups, dilation)
@@ -107,18 +107,17 @@ def conv_transpose(
         units = torch.eye(channels * h * w, dtype=g.dtype, device=g.device).view(-1, channels, h, w)
         matrix = F.conv_transpose2d(units, weight, None, *options)
         return (g.flatten(1) @ matrix.flatten(1)).view(count, *matrix.shape[1:])
-    kernel = (weight.shape[2], weight.shape[3])
-    if weight.shape[1] <= 4 and groups == 1:
-        size = [
-            (s - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 + output_padding[i]
-            for i, s in enumerate((h, w))
-        ]
-        columns = torch.bmm(weight.flatten(1).T.expand(count, -1, -1), g.flatten(2))
-        return F.fold(columns, (size[0], size[1]), kernel, dilation, padding, stride)
-    if stride == (1, 1):
+    if weight[0].numel() > channels or groups > 1:
         return F.conv_transpose2d(g, weight, None, *options)
-    last = g.contiguous(memory_format=torch.channels_last)
-    return F.conv_transpose2d(last, weight, None, *options).contiguous()
+    kernel = (weight.shape[2], weight.shape[3])
+    size = [
+        (s - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 + output_padding[i]
+        for i, s in enumerate((h, w))
+    ]
+    columns = weight.flatten(1).T @ g.flatten(2)
+    # All maps as channels of one: `fold` has a fixed cost for each map, none for each channel.
+    folded = F.fold(columns.reshape(1, -1, h * w), (size[0], size[1]), kernel, dilation, padding, stride)
+    return folded.view(count, weight.shape[1], *size)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from holdfast.bounds.coefficients import Coefficients, aligned, clean, dot, seen
+from holdfast.bounds.coefficients import Coefficients, clean, dot, seen
 from holdfast.bounds.inputs import boxes
 from holdfast.bounds.rounding import gamma, underflow, unit
 from holdfast.threats import L1, L2, Linf, Sparse, Threat
@@ -51,7 +51,7 @@ def balls(threat: Linf | L2 | L1, x: Tensor, eps: Tensor, *, sound: bool) -> Reg
 
 
 def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = False) -> Tensor:
-    """Lower bound of <c, x'> over the region for every row, (B, M); exact on boxes and for `Sparse`.
+    """Lower bound of <c, x'> over the region for every row (see `Coefficients.rows`); exact on boxes and for `Sparse`.
 
     For balls it is the better of the ball's own minimum, <c, x> - eps |c|_dual, and that of the box. With p the
     positive part of c, the minimum over a box is <c, upper> - <p, upper - lower>, and <|c|, v> = 2 <p, v> - <c, v>.
@@ -60,17 +60,18 @@ def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = Fal
         region: the inputs.
         c: coefficients of the input.
         sound: account for rounding.
-        scratch: the coefficients are not needed any more and may be overwritten.
+        scratch: the coefficients are not needed any more and may be overwritten if nobody else holds them.
     """
     c = clean(c, tuple(region.x.shape[1:]))
     value = dot(c.values, c, region.upper)
     if region.threat is not None:
         ball = dot(c.values, c, region.x) - _reach(region, region.threat, c)
-    terms = 2 * c.values[0, 0].numel()
+    terms = 2 * c.values[(0,) * len(c.rows)].numel()
     if sound:
         largest = torch.maximum(region.lower.abs(), region.upper.abs())
         error = -dot(c.values, c, largest)
-    positive = c.values.clamp_(min=0) if scratch and not c.values.requires_grad else c.values.clamp(min=0)
+    overwrite = scratch and c.scratch and not torch.is_grad_enabled()
+    positive = c.values.clamp_(min=0) if overwrite else c.values.clamp(min=0)
     value = value - dot(positive, c, region.upper - region.lower)
     if region.threat is not None:
         value = torch.maximum(value, ball)
@@ -81,13 +82,14 @@ def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = Fal
 
 
 def _reach(region: Region, threat: L2 | L1 | Sparse, c: Coefficients) -> Tensor:
-    """Largest decrease of <c, x'> from <c, x> within the threat set (B, M); for balls the valid range is ignored."""
+    """Largest decrease of <c, x'> from <c, x> within the threat set for every row; balls ignore the valid range."""
+    axes = len(c.rows)
     if isinstance(threat, L1 | L2):
-        eps = threat.eps if region.eps is None else region.eps[:, None]
+        eps = threat.eps if region.eps is None else region.eps.view(-1, *[1] * (axes - 1))
         order = torch.inf if isinstance(threat, L1) else 2
-        norm: Tensor = torch.linalg.vector_norm(c.values.flatten(2), order, dim=2)
+        norm: Tensor = torch.linalg.vector_norm(c.values.flatten(axes), order, dim=axes)
         return eps * norm
-    values = aligned(c.values, c)
-    down, up = seen(region.lower - region.x, c) * values, seen(region.upper - region.x, c) * values
-    gain = Sparse.per_pixel(-torch.minimum(down, up).reshape(-1, *c.values.shape[2:]))
-    return gain.topk(min(threat.k, gain.shape[1]), dim=1).values.sum(1).view(c.values.shape[:2])
+    down, up = seen(region.lower - region.x, c) * c.values, seen(region.upper - region.x, c) * c.values
+    least = torch.minimum(down, up)
+    gain = Sparse.per_pixel(-least.flatten(0, axes - 1))
+    return gain.topk(min(threat.k, gain.shape[1]), dim=1).values.sum(1).view(least.shape[:axes])

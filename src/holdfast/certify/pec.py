@@ -60,7 +60,7 @@ def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Ball, eps: Tensor, opti
     sound, norm = options.sound, _norm(threat)
     r = relaxation(graph, balls(threat, x, eps, sound=sound), slopes=options.slopes, hidden=options.hidden, sound=sound)
     planes = margin_planes(r, y)
-    slope = dense(planes.coefficients, tuple(x.shape[1:]))
+    slope = dense(planes.coefficients, tuple(x.shape[1:])).values
     valid = (threat.low, threat.high) if options.in_range else None
     h = half_spaces(x, slope, planes.shift, valid=valid, sound=sound)
     own = torch.nn.functional.one_hot(y, slope.shape[1]).bool()
