@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.bounds import interval, ops
-from holdfast.bounds.coefficients import Coefficients, Window, clean, dense, dot, seen
+from holdfast.bounds.coefficients import Coefficients, Window, clean, dense, dot, inner, seen
 from holdfast.bounds.ops import Graph, Node
 from holdfast.bounds.relax import Lines, relax
 from holdfast.bounds.rounding import gamma, unit
@@ -102,7 +102,7 @@ def _activation(c: Coefficients, lines: Lines, given: Tensor | None, before: int
     else:  # on windows, the slopes of a map are shared by its rows
         bend = seen(given[:, 0] - lines.upper_slope, c)
     # <a - p, shift> for the negative part, and <a - 2 p, cost> for the absolute values.
-    vectors = [(1.0, lines.upper_shift)]
+    vectors = [(1.0, seen(lines.upper_shift, c))]
     if sound:
         size = torch.maximum(before[0].abs(), before[1].abs())
         shifts = (
@@ -110,14 +110,13 @@ def _activation(c: Coefficients, lines: Lines, given: Tensor | None, before: int
             if lines.lower_shift is None
             else torch.maximum(lines.upper_shift.abs(), lines.lower_shift.abs())
         )
-        vectors.append(
-            (2.0, 8 * unit(a.dtype) * size + 4 * gamma(c.values[(0,) * len(c.rows)].numel(), a.dtype) * shifts)
-        )
-    whole = [dot(a, c, v) for _, v in vectors]
+        terms = a[(0,) * len(c.rows)].numel()
+        vectors.append((2.0, seen(8 * unit(a.dtype) * size + 4 * gamma(terms, a.dtype) * shifts, c)))
+    whole = [inner(a, c, v) for _, v in vectors]
     carried = a * up
     overwrite = not torch.is_grad_enabled()
     positive = a.clamp_(min=0) if overwrite and c.scratch else a.clamp(min=0)
-    added = torch.stack([w - n * dot(positive, c, v) for w, (n, v) in zip(whole, vectors, strict=True)]).sum(0)
+    added = torch.stack([w - n * inner(positive, c, v) for w, (n, v) in zip(whole, vectors, strict=True)]).sum(0)
     if lines.lower_shift is not None:
         added = added + dot(positive, c, lines.lower_shift)
     carried = carried.addcmul_(positive, bend) if overwrite else torch.addcmul(carried, positive, bend)

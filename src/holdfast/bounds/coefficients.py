@@ -65,13 +65,16 @@ def seen(v: Tensor, c: Coefficients) -> Tensor:
 
 def dot(values: Tensor, c: Coefficients, v: Tensor) -> Tensor:
     """<values, v> for every row; `values` in the layout of c, v of shape (B, *shape)."""
+    return inner(values, c, seen(v, c))
+
+
+def inner(values: Tensor, c: Coefficients, v: Tensor) -> Tensor:
+    """The same for a v that `seen` has given already."""
     if c.window is None:
-        flat = v.flatten(1)
-        if len(values) == 1:
-            return flat @ values[0].flatten(1).T
+        flat = v.flatten(2)
         # The vector comes first: the other order falls back to a slow kernel.
-        return torch.bmm(flat[:, None], values.flatten(2).mT)[:, 0]
-    flat, rows = seen(v, c)[:, :, 0].flatten(2), values.flatten(3)
+        return flat[:, 0] @ values[0].flatten(1).T if len(values) == 1 else torch.bmm(flat, values.flatten(2).mT)[:, 0]
+    flat, rows = v[:, :, 0].flatten(2), values.flatten(3)
     if rows.shape[:2] == (1, 1):
         return flat @ rows[0, 0].T
     if len(rows) == 1:
