@@ -82,13 +82,13 @@ def contenders(model: nn.Module, setting: Setting) -> dict[str, Attack]:
     return {
         OURS: by_holdfast,
         "torchattacks": by_torchattacks,
-        "torchattacks, frozen": _frozen(model, by_torchattacks),
+        "torchattacks, frozen": frozen(model, by_torchattacks),
         "foolbox": by_foolbox,
-        "foolbox, frozen": _frozen(model, by_foolbox),
+        "foolbox, frozen": frozen(model, by_foolbox),
     }
 
 
-def _frozen(model: nn.Module, attack: Attack) -> Attack:
+def frozen(model: nn.Module, attack: Attack) -> Attack:
     """The same attack, spared the gradients of the parameters."""
 
     def run(x: Tensor, y: Tensor, seed: int) -> Tensor:
@@ -101,9 +101,11 @@ def _frozen(model: nn.Module, attack: Attack) -> Attack:
     return run
 
 
-def measure(model: nn.Module, data: hf.Dataset, setting: Setting, rounds: int) -> dict[str, dict[str, Any]]:
+def measure(
+    model: nn.Module, data: hf.Dataset, setting: Setting, rounds: int, attacks: dict[str, Attack] | None = None
+) -> dict[str, dict[str, Any]]:
     """Seconds per round (wall clock, and of the processor), and inputs still classified right, of each contender."""
-    attacks = contenders(model, setting)
+    attacks = contenders(model, setting) if attacks is None else attacks
     warm_up = data.train[: setting.batch]
     for attack in attacks.values():
         attack(warm_up.x, warm_up.y, 0)

@@ -73,3 +73,30 @@ def tiny_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 
 QUICK = {"alpha-crown": {"ascent": Ascent(iterations=3)}, "nonuniform": {"steps": 3}, "milp": {"time_limit": 2.0}}
 """Options that make the costly certificates fast enough for tests that run all of them."""
+
+QUICK_ATTACKS = {
+    "pgd": {"steps": 5},
+    "multi-targeted": {"steps": 4, "targets": 2},
+    "apgd-ce": {"steps": 6},
+    "apgd-dlr": {"steps": 6},
+    "apgd-t": {"steps": 5, "targets": 2},
+    "eot-pgd": {"samples": 2, "steps": 4, "votes": 3},
+    "eot-fgsm": {"samples": 2, "votes": 3},
+    "fab": {"steps": 4},
+    "fab-t": {"steps": 4, "targets": 2},
+    "square": {"queries": 30},
+    "cascade": {"steps": 5, "targets": 2, "queries": 20},
+    "i-fgsm": {"steps": 5},
+    "mi-fgsm": {"steps": 5},
+    "hopskipjump": {"steps": 3, "initial_evaluations": 10, "max_evaluations": 20, "starts": 10},
+    "patch-pgd": {"steps": 5, "restarts": 3, "probes": 16, "together": 2, "step_size": 0.2},
+    "sparse-pgd": {"steps": 5, "restarts": 2},
+    "sparse-rs": {"queries": 30},
+    "spsa": {"steps": 4, "samples": 8, "step_size": 0.03},
+    "nes": {"steps": 4, "samples": 8},
+    "cw": {"steps": 6, "rounds": 2, "c": 0.1},
+    "deepfool": {"steps": 5},
+    "fmn": {"steps": 8},
+    "ddn": {"steps": 8, "epsilon": 0.3, "gamma": 0.2},
+}
+"""Options that make each attack short; those of one pass have none, AutoAttack has a fixture, `short_autoattack`."""

@@ -1,6 +1,6 @@
 """Holdfast: how far can an adversary push a neural network before it breaks, why, and what makes it hold?"""
 
-from holdfast.attacks import attack
+from holdfast.attacks import Nearest, attack, nearest
 from holdfast.audit import Audit, audit
 from holdfast.bounds import Ascent, bounds
 from holdfast.certify import certify, radius
@@ -27,6 +27,7 @@ __all__ = [
     "HoldfastError",
     "InputError",
     "Linf",
+    "Nearest",
     "Patch",
     "SoundnessError",
     "Sparse",
@@ -42,6 +43,7 @@ __all__ = [
     "load_model",
     "make_model",
     "methods",
+    "nearest",
     "radius",
     "save_model",
     "threat",

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,8 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.audit import load_audit, render
+from holdfast.audit.attack_run import attack_run
+from holdfast.audit.attack_summary import summary_table
 from holdfast.data import download, list_data
 from holdfast.errors import HoldfastError, InputError, StorageError
 from holdfast.models import list_models, make_model
@@ -35,8 +37,11 @@ app.add_typer(data_app, name="data")
 
 console = Console()
 
+ModelArgument = Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")]
 DataOption = Annotated[str, typer.Option("--data", help="Name of a data set (`holdfast data list`) or a path.")]
-ThreatOption = Annotated[str, typer.Option("--threat", help="linf:8/255, l2:0.5, l1:10, patch:5x5, sparse:10.")]
+THREATS = "linf:8/255, l2:0.5, l1:10, patch:5x5, sparse:10."
+ThreatOption = Annotated[str, typer.Option("--threat", help=THREATS)]
+SeedOption = Annotated[int, typer.Option("--seed", help="Fixes every random choice.")]
 RootOption = Annotated[
     Path | None, typer.Option("--root", help="Folder with data files; the cache folder if not given.")
 ]
@@ -45,17 +50,23 @@ ArchitectureOption = Annotated[
 ]
 
 
-def open_model(path: Path, architecture: str | None, data: hf.Dataset) -> nn.Module:
-    """The model of a file; weights alone need to be told their architecture."""
+def open_both(model: Path, data: str, architecture: str | None, root: Path | None) -> tuple[nn.Module, hf.Dataset]:
+    """Model and data set; a file of weights alone needs to be told its architecture, whose shape the data decide."""
+    dataset = hf.load_data(data, root=root)
     if architecture is None:
-        return hf.load_model(path)
-    shape, classes = tuple(data.test.x.shape[1:]), len(data.classes)
-    return hf.load_model(path, make_model(architecture, input_shape=shape, classes=classes))
+        return hf.load_model(model), dataset
+    shape, classes = tuple(dataset.test.x.shape[1:]), len(dataset.classes)
+    return hf.load_model(model, make_model(architecture, input_shape=shape, classes=classes)), dataset
+
+
+def run_folder(*words: str) -> Path:
+    """Where a run goes if the user names no folder."""
+    return Path("runs") / "-".join(words).replace(":", "-").replace("/", "_")
 
 
 @app.command()
 def audit(
-    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")],
+    model: ModelArgument,
     data: DataOption = "mnist-mini",
     threat: ThreatOption = "linf:0.1",
     n: Annotated[int, typer.Option("--n", help="Audit the first N test inputs.")] = 500,
@@ -63,7 +74,7 @@ def audit(
     attack: Annotated[str, typer.Option(help="Attack (`holdfast methods attack`).")] = "cascade",
     certify: Annotated[str, typer.Option(help="Certificate (`holdfast methods certify`).")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-THREAT if not given.")] = None,
-    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    seed: SeedOption = 0,
     architecture: ArchitectureOption = None,
     root: RootOption = None,
 ) -> None:
@@ -72,9 +83,8 @@ def audit(
     Run it again after a kill: it goes on where it stopped.
     """
     limit = hf.threat(threat)
-    dataset = hf.load_data(data, root=root)
-    network = open_model(model, architecture, dataset)
-    folder = out or Path("runs") / f"audit-{model.stem}-{threat.replace(':', '-').replace('/', '_')}"
+    network, dataset = open_both(model, data, architecture, root)
+    folder = out or run_folder("audit", model.stem, threat)
     result = hf.audit(
         network,
         dataset,
@@ -92,8 +102,67 @@ def audit(
 
 
 @app.command()
+def attack(
+    model: ModelArgument,
+    data: DataOption = "mnist-mini",
+    threat: Annotated[str | None, typer.Option(help=f"{THREATS} linf:0.1 if not given.", show_default=False)] = None,
+    minimum: Annotated[bool, typer.Option("--minimum", help="Look for the nearest example; no --threat.")] = False,
+    norm: Annotated[str | None, typer.Option(help="With --minimum: linf, l2 (if not given) or l1.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Attack (`holdfast methods attack`): cascade if not given; with --minimum: auto."),
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Of the attack: name=value, e.g. steps=20.")] = None,
+    n: Annotated[int, typer.Option("--inputs", "--n", min=1, help="Attack the first N test inputs.")] = 500,
+    seed: SeedOption = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/attack-MODEL-THREAT-METHOD if not given.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of the folder.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="Also write the examples that survive 8 bits as PNG.")] = False,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Look for an adversarial example of each input, in a threat or as near as can be, and keep what is found.
+
+    After a kill, run it again with --resume: it goes on where it stopped.
+    """
+    if minimum and threat is not None:
+        raise InputError("--minimum looks for the nearest example and has no --threat; give --norm linf, l2 or l1")
+    if norm is not None and not minimum:
+        raise InputError("--norm goes with --minimum; a --threat such as l2:0.5 names its norm itself")
+    goal = (norm or "l2") if minimum else hf.threat(threat or "linf:0.1")
+    method = method or ("auto" if minimum else "cascade")
+    options = dict(parse_option(text) for text in option or [])
+    network, dataset = open_both(model, data, architecture, root)
+    folder = out or run_folder("attack", model.stem, *(("minimum",) if minimum else ()), str(goal), method)
+    how: dict[str, Any] = {"options": options, "n": n, "seed": seed, "resume": resume, "png": png}
+    try:
+        run = attack_run(network, dataset, goal, method, out=folder, name=model.stem, **how)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; finished batches are in {folder}. Go on: same command with --resume") from None
+    console.print(summary_table(run.summary))
+    if png:
+        pictures = run.summary["png"]
+        outside = "" if minimum else f", {pictures['outside']} outside the threat"
+        typer.echo(
+            f"pictures: {pictures['written']} in {folder / 'png'}; "
+            f"lost to 8 bits: {pictures['right_again']} classified right again{outside}"
+        )
+    typer.echo(f"results: {folder / 'results.csv'}")
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """`name=value` of an option of a method."""
+    try:
+        return parse_override(text)
+    except InputError:
+        raise InputError(f"cannot read the option '{text}'; write name=value, such as steps=20") from None
+
+
+@app.command()
 def certify(
-    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")],
+    model: ModelArgument,
     data: DataOption = "mnist-mini",
     threat: ThreatOption = "linf:0.1",
     method: Annotated[str, typer.Option(help="Certificate (`holdfast methods certify`).")] = "auto",
@@ -104,8 +173,7 @@ def certify(
 ) -> None:
     """Prove for each input that no perturbation of the threat changes its class."""
     limit = hf.threat(threat)
-    dataset = hf.load_data(data, root=root)
-    network = open_model(model, architecture, dataset)
+    network, dataset = open_both(model, data, architecture, root)
     x, y = dataset.test.x[:n], dataset.test.y[:n]
     if out is not None and out.suffix not in (".csv", ".json"):
         raise InputError(f"--out must end in .csv or .json, got '{out}'")
@@ -128,7 +196,7 @@ def certify(
 
 @app.command()
 def bounds(
-    model: Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")],
+    model: ModelArgument,
     data: DataOption = "mnist-mini",
     threat: ThreatOption = "linf:0.1",
     method: Annotated[str, typer.Option(help="Bounds (`holdfast methods bounds`).")] = "crown",
@@ -138,8 +206,7 @@ def bounds(
 ) -> None:
     """Show what each logit of one input can become under the threat."""
     limit = hf.threat(threat)
-    dataset = hf.load_data(data, root=root)
-    network = open_model(model, architecture, dataset)
+    network, dataset = open_both(model, data, architecture, root)
     if index >= len(dataset.test):
         raise InputError(f"--input {index}: the test split has {len(dataset.test)} inputs")
     x = dataset.test.x[index : index + 1]

@@ -7,7 +7,14 @@ from importlib import import_module
 import torch
 from torch import nn
 
-OPTIONS = {"budgets": 3, "batch_size": 10, "progress": False, "attack_options": {"steps": 5, "restarts": 1}}
+OPTIONS = {
+    "budgets": 3,
+    "batch_size": 10,
+    "progress": False,
+    "attack": "pgd",
+    "attack_options": {"steps": 5, "loss": "margin"},
+    "certify": "crown",
+}
 
 
 def task():

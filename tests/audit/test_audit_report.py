@@ -16,6 +16,7 @@ from rich.console import Console
 from scipy.stats import binomtest
 
 import holdfast as hf
+from holdfast.attacks.trust import Indicator
 from holdfast.audit import Audit, Record, render
 from holdfast.audit.plot import bracket_plot
 from holdfast.audit.png import data_uri, encode_png, is_picture
@@ -25,7 +26,7 @@ from holdfast.audit.store import Example
 DOCS = Path(__file__).parents[2] / "docs" / "audit.md"
 
 
-def make(name="net", shape=(1, 5, 4), certify="auto", classes=("zero", "one"), examples=True) -> Audit:
+def make(name="net", shape=(1, 5, 4), certify="auto", classes=("zero", "one"), examples=True, trust=()) -> Audit:
     """Ten inputs, two budgets: one is wrong, two break at 0.1, one at 0.2; four are proved at 0.1, three at 0.2."""
     proved = [None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.2, 0.2] if certify else [None] + [0.0] * 9
     broken = [0.0, 0.1, 0.1, 0.2, *[None] * 6]
@@ -56,8 +57,15 @@ def make(name="net", shape=(1, 5, 4), certify="auto", classes=("zero", "one"), e
         hashes={"model": "ab" * 32, "data": "cd" * 32},
         seconds={"clean": 0.25, "attack": 61.0},
         created="2030-01-01T00:00:00+00:00",
+        trust=trust,
         examples=found,
     )
+
+
+TRUST = (
+    Indicator("huge-budget", True, 0.5, "5 of 10 inputs: held & held"),
+    Indicator("softmax", False, 0.0, "the model returns logits"),
+)
 
 
 class Page(HTMLParser):
@@ -245,8 +253,36 @@ def test_terminal_table():
     assert re.search(r"0\.1 .*40\.0 % .*12\.2 to 73\.8 .*70\.0 % .*34\.8 to 93\.3 .* 3 ", text)
 
 
+@pytest.mark.parametrize("trust", [TRUST, TRUST[1:]])
+def test_page_and_table_say_whether_the_attack_can_be_trusted(trust):
+    result = make(trust=trust)
+    page = Page(result.to_html())
+    text = " ".join(page.text.split())
+    verdict = "unreliable: fired: huge-budget" if len(trust) == 2 else "reliable: no indicator fired"
+    assert f"The attack is {verdict}." in text
+    assert result.to_html().count('<strong class="fired">yes') == len(trust) - 1
+    for indicator in trust:
+        assert indicator.name in text
+        assert indicator.detail in text
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(result.table())
+    assert f"the attack is {verdict}" in " ".join(console.export_text().split())
+
+
+def test_page_and_table_without_indicators():
+    result = make()
+    assert result.verdict is None
+    assert "It was not probed" in Page(result.to_html()).text
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(result.table())
+    assert "the attack is" not in console.export_text()
+
+
 def test_json_keys_are_documented():
-    body = json.loads(make().to_json())
+    body = json.loads(make(trust=TRUST).to_json())
+    assert body["verdict"] == {"level": "unreliable", "reason": "fired: huge-budget"}
+    assert body["trust"][1] == {"name": "softmax", "fired": False, "value": 0.0, "detail": "the model returns logits"}
+    assert json.loads(make().to_json())["verdict"] is None
     assert body["schema_version"] == 1
     assert body["levels"][2]["certified_accuracy"] == 0.3
     assert body["records"][0] == {

@@ -1,5 +1,6 @@
 """A killed audit loses nothing; a damaged or foreign store is refused, never repaired by guessing."""
 
+import json
 import resource
 import runpy
 import signal
@@ -59,6 +60,8 @@ def test_killed_audit_goes_on_where_it_stopped(tmp_path, calls, after):
     assert resumed.records == whole.records
     assert resumed.levels == whole.levels
     assert resumed.settings == whole.settings
+    assert whole.trust
+    assert resumed.trust == whole.trust
     assert [e.position for e in resumed.examples] == [e.position for e in whole.examples]
     assert whole.examples
     for mine, other in zip(resumed.examples, whole.examples, strict=True):
@@ -73,6 +76,38 @@ def test_a_finished_audit_is_read_not_repeated(tmp_path, calls):
     assert again.to_json() == first.to_json()
 
 
+def test_kill_between_attack_and_indicators(tmp_path, calls, monkeypatch):
+    """All batches are stored, the indicators are not: only they are made up for, and then kept."""
+    whole = run(None)
+
+    def kill(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(stages, "indicators", kill)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    calls.clear()
+    resumed = run(tmp_path)
+    assert calls == []
+    assert resumed.trust == whole.trust
+    monkeypatch.setattr(stages, "indicators", kill)
+    again = run(tmp_path)
+    assert again.trust == whole.trust
+    assert again.seconds == resumed.seconds
+    assert list(again.seconds) == ["clean", "certify", "attack", "trust"]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '[{"name": "softmax"}]'])
+def test_indicators_that_cannot_be_read_are_refused(tmp_path, text):
+    run(tmp_path)
+    with sqlite3.connect(tmp_path / "audit.sqlite") as database:
+        database.execute("UPDATE meta SET value = ? WHERE key = 'trust'", (text,))
+    database.close()
+    with pytest.raises(hf.StorageError, match="indicators that cannot be read"):
+        run(tmp_path)
+
+
 def test_resume_with_another_batch_size_is_allowed(tmp_path):
     assert run(tmp_path).records == run(tmp_path, batch_size=3).records
 
@@ -84,7 +119,7 @@ def test_resume_with_another_batch_size_is_allowed(tmp_path):
         ({"n": 20}, "n: was 60, is 20"),
         ({"budgets": 2}, "budgets: was 3, is 2"),
         ({"threat": hf.Linf(0.2)}, "threat: was 'linf:0.15', is 'linf:0.2'"),
-        ({"certify": None}, "certify: was 'auto', is None"),
+        ({"certify": None}, "certify: was 'crown', is None"),
         ({"attack_options": {"steps": 6}}, "attack_options"),
     ],
 )
@@ -220,8 +255,13 @@ def test_load_audit_gives_back_what_was_saved(tmp_path):
     assert loaded.to_json() == saved.to_json()
     assert loaded.to_html() == saved.to_html() == (tmp_path / "report.html").read_text(encoding="utf-8")
     assert [asdict(r) for r in loaded.records] == [asdict(r) for r in saved.records]
+    assert loaded.trust == saved.trust != ()
+    assert loaded.verdict == saved.verdict
     (tmp_path / "examples.npz").unlink()
     assert load_audit(tmp_path).examples == ()
+    older = {key: value for key, value in json.loads(saved.to_json()).items() if key not in ("trust", "verdict")}
+    (tmp_path / "audit.json").write_text(json.dumps(older))
+    assert load_audit(tmp_path).trust == ()
 
 
 def test_load_audit_refuses_what_is_not_one(tmp_path):
@@ -234,6 +274,7 @@ def test_load_audit_refuses_what_is_not_one(tmp_path):
         ("[]", "schema version None"),
         (good.replace('"schema_version": 1', '"schema_version": 7'), "schema version 7"),
         (good.replace('"broken_by"', '"broken_bye"'), "not a complete audit"),
+        (good.replace('"fired"', '"fire"'), "not a complete audit"),
     ]:
         (tmp_path / "audit.json").write_text(text)
         with pytest.raises(hf.StorageError, match=complaint):

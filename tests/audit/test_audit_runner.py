@@ -18,12 +18,10 @@ from holdfast.results import AttackResult, CertifyResult
 stages = import_module("holdfast.audit.stages")
 
 
-def audit(model, data, threat, *, attack_options=None, **options):
+def audit(model, data, threat, *, attack="pgd", attack_options=None, **options):
     """With an attack that is short but enough for these models."""
-    return full_audit(model, data, threat, attack_options=attack_options or QUICK.get(options.get("attack")), **options)
-
-
-QUICK = {None: {"steps": 8, "restarts": 1}}
+    quick = {"pgd": {"steps": 8, "restarts": 4, "loss": "margin"}}
+    return full_audit(model, data, threat, attack=attack, attack_options=attack_options or quick.get(attack), **options)
 
 
 def linear(inputs=6, classes=3, seed=0):
@@ -179,6 +177,42 @@ def test_evidence_that_cannot_be_written_is_still_an_error(tmp_path, monkeypatch
         audit(model, points(model), hf.Linf(0.3), out=tmp_path)
 
 
+def test_indicators_are_about_the_attack_of_the_audit(monkeypatch):
+    """They are given the first inputs that are classified right, the largest threat, and what broke at any budget."""
+    model = linear()
+    x, y = points(model)
+    monkeypatch.setattr(stages, "PROBED", 20)
+    given, real = [], stages.indicators
+
+    def spy(model, x, y, threat, result, *, seed):
+        given.append((x, y, threat, result.success, seed))
+        return real(model, x, y, threat, result, seed=seed)
+
+    monkeypatch.setattr(stages, "indicators", spy)
+    result = audit(model, (x, y), hf.Linf(0.3), budgets=3, seed=5)
+    ((x_probed, y_probed, threat, broken, seed),) = given
+    right = [r for r in result.records if r.prediction == r.label][:20]
+    positions = [r.position for r in right]
+    assert torch.equal(x_probed, x[positions])
+    assert torch.equal(y_probed, y[positions])
+    assert (threat, seed) == (hf.Linf(0.3), 5)
+    assert broken.tolist() == [r.broken is not None for r in right]
+    assert 0 < int(broken.sum()) < 20
+    assert len({r.broken for r in right}) > 2, "choose a seed where inputs break at several budgets"
+    assert [i.name for i in result.trust][:2] == ["loss-did-not-rise", "black-box-beats-white-box"]
+    assert "trust" in result.seconds
+
+
+def test_an_attack_that_finds_nothing_is_unreliable():
+    model = nn.Sequential(nn.Flatten(), linear(16)).eval()
+    x, y = points(model, shape=(1, 4, 4))
+    result = audit(model, (x, y), hf.Linf(0.3), budgets=1, attack="fake-any", certify=None)
+    assert result.attacked == (result.clean,)
+    assert result.verdict.level == "unreliable"
+    assert "black-box-beats-white-box" in result.verdict.reason
+    assert "The attack is <strong>unreliable</strong>" in result.to_html()
+
+
 def test_without_a_certificate():
     model = linear()
     result = audit(model, points(model), hf.Linf(0.3), certify=None)
@@ -221,6 +255,8 @@ def test_box_budgets_are_shares_of_the_box():
     x, y = points(model)
     result = audit(model, (x, y), hf.Box(torch.full((6,), 0.2)), budgets=4, attack="fake-any")
     assert result.budgets == (0.25, 0.5, 0.75, 1.0)
+    assert result.trust == ()
+    assert result.verdict is None
     for level in result.levels:
         assert level.certified == int((worst_margin(model, x, y, 0.2 * level.budget) > 0).sum())
 
@@ -321,5 +357,6 @@ def test_bars_appear_on_a_terminal_only(monkeypatch, capsys):
     shown = capsys.readouterr().err
     assert "certify linf:0.1" in shown
     assert "attack linf:0.1" in shown
+    assert "trust" in shown
     audit(model, points(model), hf.Linf(0.1), budgets=1, progress=False)
     assert capsys.readouterr().err == ""

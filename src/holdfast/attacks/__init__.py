@@ -6,10 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks import cascade as _cascade  # noqa: F401  (registers the methods)
-from holdfast.attacks import pgd as _pgd  # noqa: F401
+from holdfast.attacks import (  # noqa: F401  (registers the methods)
+    apgd_forms,
+    autoattack,
+    cascade,
+    fgsm,
+    hopskipjump,
+    multitargeted,
+    patch,
+    pgd,
+    sparse,
+    spsa,
+    square,
+)
+from holdfast.attacks.bpda import StraightThrough
+from holdfast.attacks.eot import is_stochastic, mean_prediction
 from holdfast.attacks.losses import margin
+from holdfast.attacks.nearest import Nearest, nearest
 from holdfast.attacks.stages import run_stages
+from holdfast.attacks.transfer import transfer_matrix
 from holdfast.checks import check_task
 from holdfast.errors import HoldfastError, InputError, UnsupportedError
 from holdfast.random import Noise
@@ -17,7 +32,10 @@ from holdfast.registry import get
 from holdfast.results import AttackResult
 from holdfast.threats import Box, Threat
 
-__all__ = ["attack"]
+__all__ = ["Nearest", "StraightThrough", "attack", "nearest", "transfer_matrix"]
+
+VOTES = 20
+"""Draws that decide what a model that draws random numbers predicts."""
 
 
 def attack(
@@ -62,6 +80,14 @@ def attack(
     if isinstance(threat, Box) and threat.batched:
         raise UnsupportedError("attacks take a Box with one radius for all inputs; attack one input at a time")
     logits = check_task(model, x, y, threat)
+    by_chance = is_stochastic(model, x)
+    if by_chance and not entry.stochastic:
+        raise InputError(
+            f"the model draws random numbers: two passes over the same inputs differ, and '{method}' cannot tell luck "
+            "from an attack. Use 'cascade', 'eot-pgd', or 'autoattack' with version='rand', which average over draws."
+        )
+    if by_chance:
+        logits = mean_prediction(model, x, VOTES, seed)
     noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
     if len(noise) != len(x):
         raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")
@@ -79,7 +105,8 @@ def attack(
         return _concatenate(parts)
 
     result = run_stages(x.detach(), y, noise, [clean, chunked])
-    return _verified(model, x, y, threat, result, chunk)
+    _check_inside(x, threat, result)
+    return result if by_chance else _verified(model, x, y, result, chunk)
 
 
 def _concatenate(parts: list[AttackResult]) -> AttackResult:
@@ -88,19 +115,23 @@ def _concatenate(parts: list[AttackResult]) -> AttackResult:
     return AttackResult(x_adv, success, tuple(name for p in parts for name in p.by), gradients, queries)
 
 
-@torch.no_grad()
-def _verified(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, result: AttackResult, chunk: int) -> AttackResult:
-    """No answer leaves unchecked: every point lies in the set, every success is misclassified.
-
-    A success whose margin is within float rounding may tip over in another batch; it is taken back. Any other success
-    that does not repeat means that the model is not a function of its input.
-    """
+def _check_inside(x: Tensor, threat: Threat, result: AttackResult) -> None:
+    """No point leaves unchecked: an attack that leaves the threat set has a bug."""
     outside = ~threat.contains(result.x_adv, x)
     if bool(outside.any()):
         raise HoldfastError(
             f"the attack left the threat set '{threat}' at input {int(outside.nonzero()[0])}: "
             "a bug in Holdfast, please report it"
         )
+
+
+@torch.no_grad()
+def _verified(model: nn.Module, x: Tensor, y: Tensor, result: AttackResult, chunk: int) -> AttackResult:
+    """No success leaves unchecked: it is misclassified when evaluated again.
+
+    A success whose margin is within float rounding may tip over in another batch; it is taken back. Any other success
+    that does not repeat means that the model is not a function of its input.
+    """
     success, by = result.success.clone(), list(result.by)
     found = [i for i, name in enumerate(by) if name not in ("", "clean")]
     for start in range(0, len(found), chunk):

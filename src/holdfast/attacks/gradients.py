@@ -121,9 +121,7 @@ def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
-        with _ForAttacks() as mode:
-            output = model(x)
-        logits = mode.logits_of(output)
+        logits = logits_of(model, x)
         values = loss(logits, y)
         if not values.requires_grad:
             raise InputError(
@@ -132,6 +130,19 @@ def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[
             )
         (gradient,) = torch.autograd.grad(values.sum(), x)
     return gradient, values.detach(), logits.detach()
+
+
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    """The model's logits (B, K) with the gradients that attacks need; those before a final softmax."""
+    with _ForAttacks() as mode:
+        output: Tensor = model(x)
+    return mode.logits_of(output)
+
+
+def look(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Loss (B,) and logits (B, K) without the gradient, such that the losses compare with those of `input_gradient`."""
+    logits = logits_of(model, x)
+    return loss(logits, y), logits
 
 
 def masks(model: nn.Module, x: Tensor) -> set[str]:

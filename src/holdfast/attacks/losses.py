@@ -51,10 +51,20 @@ def targeted_cross_entropy(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2); with three classes z_(3) alone, with two no ratio."""
+    """(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2); with three classes or fewer the numerator alone.
+
+    With three, z_(1) - z_(3) would make it -1 wherever the target comes last, and its gradient zero.
+    """
     top = logits.topk(min(4, logits.shape[1]), dim=1).values
-    spread = top[:, 0] - top[:, 2:].mean(1) if top.shape[1] >= 3 else None
+    spread = top[:, 0] - top[:, 2:].mean(1) if top.shape[1] == 4 else None
     return _ratio(targeted_margin(logits, y, target), spread)
+
+
+def likely_targets(logits: Tensor, y: Tensor, count: int | None = None) -> Tensor:
+    """Classes other than y, the highest logit first, shape (B, min(count, K - 1)); all K - 1 if count is None."""
+    others = logits.scatter(1, y[:, None], -torch.inf)
+    ranked: Tensor = others.argsort(dim=1, descending=True, stable=True)[:, :-1]
+    return ranked[:, :count]
 
 
 def _ratio(difference: Tensor, spread: Tensor | None) -> Tensor:

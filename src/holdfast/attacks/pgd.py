@@ -1,10 +1,12 @@
 """Projected gradient ascent on the loss: FGSM, PGD, and the inner loop of adversarial training."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.gradients import frozen, input_gradient
-from holdfast.attacks.losses import Loss, get_loss
+from holdfast.attacks.gradients import frozen, input_gradient, look
+from holdfast.attacks.losses import Loss, TargetedLoss, get_loss
 from holdfast.attacks.stages import group_size, run_stages, survivors
 from holdfast.errors import InputError
 from holdfast.random import Noise
@@ -61,49 +63,73 @@ def perturb(
     return x_adv.detach()
 
 
-def _ascend(
+@torch.no_grad()
+def ascend(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     threat: Threat,
     x_start: Tensor,
     *,
+    loss: Loss | TargetedLoss,
     steps: int,
     step_size: float,
-    loss: Loss,
-    sparsity: float,
     name: str,
+    target: Tensor | None = None,
+    decay: float = 0.0,
+    sparsity: float = 0.01,
 ) -> AttackResult:
-    """One run; an input is done at its first misclassified iterate, keeps that one, and leaves with its group."""
-    group = group_size(len(x))
-    found = x_start.clone()
-    success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    queries = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    row = torch.arange(len(x), device=x.device)
-    x_adv, best, best_loss, done = x_start, x_start, x.new_full((len(x),), -torch.inf), success
-    for step in range(steps + 1):
-        queries[row] += ~done
-        if step < steps:
-            gradient, values, logits = input_gradient(model, x_adv, y, loss)
-        else:
-            logits = model(x_adv)
-            values = loss(logits, y)
-        wrong = logits.argmax(1) != y
-        better = ~done & (wrong | (values > best_loss))
-        best = torch.where(better.view(-1, *[1] * (x.ndim - 1)), x_adv, best)
-        best_loss = torch.where(better, values, best_loss)
-        done = done | wrong
-        if step == steps or bool(done.all()):
-            break
-        stay = survivors(done, group)
-        if stay is not None:
-            found[row], success[row] = best, done
-            row, done, x, y, x_adv = row[stay], done[stay], x[stay], y[stay], x_adv[stay]
-            gradient, best, best_loss = gradient[stay], best[stay], best_loss[stay]
-        x_adv = threat.project(x_adv + step_size * steepest(threat, gradient, x_adv, sparsity), x)
+    """Gradient ascent with momentum; an input is done at its first misclassified iterate, and leaves with its group.
+
+    g <- decay * g + gradient / |gradient|_1;  x_adv <- project(x_adv + step_size * steepest(g)). Decay 0 is plain PGD.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).  x_start: a point of the set, shape of x.
+        loss: (logits, y) -> (B,) to maximise, or (logits, y, target) -> (B,) where `target`, shape (B,), is given.
+        step_size: in the threat's own unit.
+        name: what `by` says where the run succeeds.
+        sparsity: share of the values that one L1 step moves.
+    """
+    group, dims = group_size(len(x)), [1] * (x.ndim - 1)
+    found, success, looks = x_start.clone(), torch.zeros_like(y, dtype=torch.bool), torch.zeros_like(y)
+    row, done, aim = torch.arange(len(x), device=x.device), success, y if target is None else target
+    x_adv, best, best_loss, momentum = (
+        x_start,
+        x_start,
+        x.new_full((len(x),), -torch.inf),
+        torch.zeros_like(x) if decay else y,
+    )
+
+    def objective(logits: Tensor, y: Tensor) -> Tensor:
+        return cast(Loss, loss)(logits, y) if target is None else cast(TargetedLoss, loss)(logits, y, aim)
+
+    with frozen(model):
+        for step in range(steps + 1):
+            looks[row] += ~done
+            if step < steps:
+                gradient, values, logits = input_gradient(model, x_adv, y, objective)
+            else:
+                values, logits = look(model, x_adv, y, objective)
+            wrong = logits.argmax(1) != y
+            better = ~done & (wrong | (values > best_loss))
+            best = torch.where(better.view(-1, *dims), x_adv, best)
+            best_loss = torch.where(better, values, best_loss)
+            done = done | wrong
+            if step == steps or bool(done.all()):
+                break
+            if decay:
+                size = gradient.flatten(1).abs().sum(1).clamp(min=torch.finfo(x.dtype).tiny)
+                gradient = momentum = decay * momentum + gradient / size.view(-1, *dims)
+            stay = survivors(done, group)
+            if stay is not None:
+                found[row], success[row] = best, done
+                row, done, x, y, aim, x_adv = row[stay], done[stay], x[stay], y[stay], aim[stay], x_adv[stay]
+                best, best_loss, gradient, momentum = best[stay], best_loss[stay], gradient[stay], momentum[stay]
+            x_adv = threat.project(x_adv + step_size * steepest(threat, gradient, x_adv, sparsity), x)
     found[row], success[row] = best, done
     by = tuple(name if broken else "" for broken in success.tolist())
-    return AttackResult(found, success, by, queries.clamp(max=steps), queries)
+    return AttackResult(found, success, by, looks.clamp(max=steps), looks)
 
 
 @register(
@@ -153,21 +179,10 @@ def pgd(
 
     def run(restart: int, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         x_start = threat.random_start(x, noise.fork(restart)) if random_start else x
-        return _ascend(
-            model,
-            x,
-            y,
-            threat,
-            x_start,
-            steps=steps,
-            step_size=step_size,
-            loss=loss_function,
-            sparsity=sparsity,
-            name="pgd",
-        )
+        task = (model, x, y, threat, x_start)
+        return ascend(*task, steps=steps, step_size=step_size, loss=loss_function, sparsity=sparsity, name="pgd")
 
-    with frozen(model):
-        return run_stages(x, y, noise, [lambda *task, r=r: run(r, *task) for r in range(restarts)])
+    return run_stages(x, y, noise, [lambda *task, r=r: run(r, *task) for r in range(restarts)])
 
 
 @register(
@@ -193,7 +208,6 @@ def fgsm(
     For L1 all of the budget goes to the one value with the largest gradient.
     """
     del noise  # deterministic; taken so that every attack can be called in the same way
-    with frozen(model):
-        return _ascend(
-            model, x, y, threat, x, steps=1, step_size=threat.budget, loss=get_loss(loss), sparsity=0.0, name="fgsm"
-        )
+    return ascend(
+        model, x, y, threat, x, steps=1, step_size=threat.budget, loss=get_loss(loss), sparsity=0.0, name="fgsm"
+    )

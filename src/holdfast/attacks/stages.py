@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,6 +37,20 @@ def run_stages(x: Tensor, y: Tensor, noise: Noise, stages: Sequence[Stage]) -> A
         for i, name in zip(alive.tolist(), result.by, strict=True):
             by[i] = name
     return AttackResult(x_adv, success, tuple(by), gradients, queries)
+
+
+def run_part(where: Tensor, x: Tensor, y: Tensor, noise: Noise, stage: Stage) -> AttackResult:
+    """Runs a stage on the inputs `where` (B,) bool is true; the others come back untouched."""
+    merged, rows = untouched(x), where.nonzero()[:, 0]
+    if len(rows) == 0:
+        return merged
+    result = stage(x[rows], y[rows], noise[rows])
+    by = list(merged.by)
+    for i, name in zip(rows.tolist(), result.by, strict=True):
+        by[i] = name
+    for field in ("x_adv", "success", "gradients", "queries"):
+        getattr(merged, field)[rows] = getattr(result, field)
+    return replace(merged, by=tuple(by))
 
 
 def untouched(x: Tensor) -> AttackResult:

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from holdfast.attacks.trust import Indicator
 from holdfast.audit.result import FIELDS, JSON_VERSION, Audit, Record
 from holdfast.audit.store import Example
 from holdfast.errors import StorageError
@@ -73,9 +74,11 @@ def load_audit(folder: str | Path) -> Audit:
     try:
         values: dict[str, Any] = {key: tuple(body[key]) if isinstance(body[key], list) else body[key] for key in FIELDS}
         records = tuple(Record(**record) for record in body["records"])
+        # An audit from before there were indicators has none.
+        trust = tuple(Indicator(**indicator) for indicator in body.get("trust", ()))
     except (KeyError, TypeError) as error:
         raise StorageError(f"'{path}' is not a complete audit: {error}; run the audit again") from error
-    return Audit(**values, records=records, examples=_load_examples(Path(folder) / EXAMPLES))
+    return Audit(**values, records=records, trust=trust, examples=_load_examples(Path(folder) / EXAMPLES))
 
 
 def _load_examples(path: Path) -> tuple[Example, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from scipy.special import betaincinv
 
+from holdfast.attacks.trust import Indicator, Verdict, verdict
 from holdfast.audit.store import Example
 
 JSON_VERSION = 1
@@ -106,6 +107,7 @@ class Audit:
         data: name of the data.
         classes: names of the classes; may be empty.
         records: one per input, in the order of the data.
+        trust: signs for and against the attack at the largest budget; empty where there are no probes for the threat.
         settings: options of the run.
         versions: of Holdfast, torch, Python, and the device.
         hashes: sha256 of the model (structure and state) and of the data used.
@@ -127,6 +129,7 @@ class Audit:
     hashes: Mapping[str, str]
     seconds: Mapping[str, float]
     created: str
+    trust: tuple[Indicator, ...] = ()
     examples: tuple[Example, ...] = field(default=(), repr=False)
 
     @property
@@ -174,9 +177,17 @@ class Audit:
             return f"At most {high} {where}; no certificate was run."
         return f"Exactly {high} {where}." if last.certified == last.attacked else f"Between {low} and {high} {where}."
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the attack can be trusted, and why; None where it was not probed."""
+        return verdict(self.trust) if self.trust else None
+
     def table(self) -> Table:
         """The bracket for the terminal."""
-        table = Table(title=self.headline, caption=f"{self.name} on {self.data}; 95 % Clopper-Pearson intervals")
+        caption = f"{self.name} on {self.data}; 95 % Clopper-Pearson intervals"
+        if self.verdict is not None:
+            caption += f"\nthe attack is {self.verdict.level}: {self.verdict.reason}"
+        table = Table(title=self.headline, caption=caption)
         for column in ("budget", "certified", "95 %", "under attack", "95 %", "undecided"):
             table.add_column(column, justify="right", no_wrap=True)
         for level in self.levels:
@@ -208,6 +219,8 @@ class Audit:
             "clean_accuracy": self.clean,
             "levels": levels,
             **{key: getattr(self, key) for key in FIELDS},
+            "verdict": self.verdict and self.verdict._asdict(),
+            "trust": [asdict(indicator) for indicator in self.trust],
             "records": [asdict(record) for record in self.records],
         }
         return json.dumps(body, indent=1, default=repr) + "\n"

@@ -108,6 +108,7 @@ def audit(
         right = stages.classify(job)
         proofs = stages.certify(job, right)
         stages.attack(job, right, proofs)
+        trust = stages.trust(job, right)
         records = stages.records(job, _sizes(levels), proofs)
         broken = sorted((r.broken, r.position) for r in records if r.broken)
         result = Audit(
@@ -119,6 +120,7 @@ def audit(
             data=label,
             classes=classes,
             records=records,
+            trust=trust,
             settings={**job.settings, "split": split},
             versions=_versions(model),
             hashes=hashes,

@@ -1,14 +1,15 @@
-"""The three stages of an audit: classify, certify by bisection over the budgets, attack from the smallest up.
+"""The stages of an audit: classify, certify by bisection over the budgets, attack from the smallest up, doubt.
 
 Budgets are nested, which saves work and keeps the answers consistent: a proof at a larger budget also counts at the
 smaller ones, an example found at a smaller budget also counts at the larger ones.
 """
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,18 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from holdfast.attacks import attack as run_attack
+from holdfast.attacks.stages import untouched
+from holdfast.attacks.trust import THREATS, Indicator, indicators
 from holdfast.audit.files import save_arrays
 from holdfast.audit.result import Record
 from holdfast.audit.store import Example, Outcome, Stage, Store
 from holdfast.certify import certify as run_certify
 from holdfast.checks import check_logits
-from holdfast.errors import InputError, SoundnessError, UnsupportedError
+from holdfast.errors import InputError, SoundnessError, StorageError, UnsupportedError
 from holdfast.registry import Kind
 from holdfast.threats import Threat
+
+PROBED = 64  # inputs that tell whether the attack can be trusted: a few seconds for a small network
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +158,31 @@ def attack(job: Job, right: list[int], proofs: dict[int, tuple[int, str]]) -> No
             job.store.add("attack", level, outcomes, examples, seconds=time.perf_counter() - start)
         held = job.store.outcomes("attack", level)
         right = [position for position in right if held[position].passed]
+
+
+def trust(job: Job, right: list[int]) -> tuple[Indicator, ...]:
+    """Signs that the attack failed for reasons of its own, at the largest budget; none for threats without probes."""
+    threat, probed = job.levels[-1], right[:PROBED]
+    if threat.name not in THREATS or not probed:
+        return ()
+    stored = job.store.trust()
+    if stored is not None:
+        try:
+            return tuple(Indicator(**indicator) for indicator in json.loads(stored))
+        except (ValueError, TypeError) as error:
+            raise StorageError(
+                f"the audit store holds indicators that cannot be read ({error}); delete the file to start again"
+            ) from error
+    start = time.perf_counter()
+    x, y = job.take(torch.tensor(probed))
+    held = job.store.outcomes("attack", len(job.levels))
+    broken = torch.tensor([p not in held or not held[p].passed for p in probed], device=x.device)
+    bar = job.bars.add_task("trust", total=len(probed))
+    found = indicators(job.model, x, y, threat, replace(untouched(x), success=broken), seed=job.settings["seed"])
+    job.bars.advance(bar, len(probed))
+    text = json.dumps([asdict(indicator) for indicator in found])
+    job.store.add_trust(text, inputs=len(probed), seconds=time.perf_counter() - start)
+    return found
 
 
 def _unsound(job: Job, example: Example, level: int, by: str, proved: int, certificate: str) -> SoundnessError:

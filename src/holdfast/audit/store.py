@@ -19,6 +19,7 @@ import numpy.typing as npt
 from holdfast.errors import InputError, StorageError
 
 Stage = Literal["clean", "certify", "attack"]
+TRUST = "trust"
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x484F4C44  # "HOLD": tells our files from other SQLite files
 _SCHEMA = (
@@ -157,6 +158,18 @@ class Store:
             self._db.executemany("INSERT INTO example VALUES (?, ?, ?, ?, ?)", blobs)
             self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?)", (stage, level, len(rows), seconds))
 
+    def add_trust(self, text: str, *, inputs: int, seconds: float) -> None:
+        """Stores what tells whether the attack can be trusted, found on so many inputs."""
+        with self._guarded("write"), self._transaction():
+            self._db.execute("INSERT INTO meta VALUES (?, ?)", (TRUST, text))
+            self._db.execute("INSERT INTO batch VALUES (?, 0, ?, ?)", (TRUST, inputs, seconds))
+
+    def trust(self) -> str | None:
+        """What `add_trust` stored, or None if nothing is stored yet."""
+        with self._guarded("read"):
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (TRUST,)).fetchone()
+        return None if row is None else str(row[0])
+
     def outcomes(self, stage: Stage, level: int) -> dict[int, Outcome]:
         """What is stored of a stage at a budget, by position."""
         query = "SELECT position, passed, prediction, by FROM outcome WHERE stage = ? AND level = ? ORDER BY position"
@@ -179,7 +192,7 @@ class Store:
     def seconds(self) -> dict[str, float]:
         """Time spent in each stage, over all starts of the run."""
         with self._guarded("read"):
-            return dict(self._db.execute("SELECT stage, sum(seconds) FROM batch GROUP BY stage ORDER BY stage DESC"))
+            return dict(self._db.execute("SELECT stage, sum(seconds) FROM batch GROUP BY stage ORDER BY min(rowid)"))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -1,0 +1,108 @@
+"""AutoAttack: an ensemble of attacks without parameters, each on what the ones before it left unbroken."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.apgd_forms import apgd_ce, apgd_dlr, apgd_t
+from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
+from holdfast.attacks.fab import fab, fab_t
+from holdfast.attacks.square import square
+from holdfast.attacks.stages import Stage, run_stages
+from holdfast.errors import InputError, did_you_mean
+from holdfast.random import Noise
+from holdfast.registry import register
+from holdfast.results import AttackResult
+from holdfast.threats import Threat
+
+Member = tuple[Any, dict[str, int]]
+VERSIONS: dict[str, list[Member]] = {
+    "standard": [(apgd_ce, {}), (apgd_t, {}), (fab_t, {}), (square, {})],
+    "plus": [
+        (apgd_ce, {"restarts": 5}),
+        (apgd_dlr, {"restarts": 5}),
+        (fab, {"restarts": 5}),
+        (square, {}),
+        (apgd_t, {}),
+        (fab_t, {}),
+    ],
+    "rand": [(apgd_ce, {"samples": 20}), (apgd_dlr, {"samples": 20})],
+}
+"""The published members in their order. Their budgets are the defaults: 100 steps, 9 targets, 5000 queries."""
+
+VOTES = 100
+"""Fresh draws that confirm an example against a model that draws random numbers."""
+
+
+@register(
+    "attack",
+    "autoattack",
+    summary="the published ensemble: APGD-CE, APGD-T, FAB-T and Square, each on the survivors",
+    guarantee="upper bound",
+    threats=("linf", "l2", "l1"),
+    reference="Croce and Hein, Reliable evaluation of adversarial robustness with an ensemble of diverse "
+    "parameter-free attacks, 2020",
+    stochastic=True,
+)
+@torch.no_grad()
+def autoattack(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    version: str = "standard",
+) -> AttackResult:
+    """The members of a version in the published order and with the published budget; `by` says which one succeeded.
+
+    "standard" is what tables report; `cascade` reaches the same figures in a fraction of the time where the gradients
+    can be trusted. "plus" adds restarts and the untargeted forms. "rand" is for models that draw random numbers: it
+    averages each gradient over 20 draws, and an example counts if the mean softmax of 100 fresh draws is fooled.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an Lp ball.
+        noise: source of all random choices; seed 0 for inputs 0 ... B-1 if none is given.
+        version: "standard", "plus" or "rand".
+    """
+    if version not in VERSIONS:
+        raise InputError(f"unknown version '{version}' of AutoAttack. " + did_you_mean(version, VERSIONS))
+    noise = noise or Noise.for_batch(0, len(x), x.device)
+    if version == "rand":
+        return random_model(model, x, y, threat, noise)
+    if is_stochastic(model, x):
+        raise InputError(
+            f"the model draws random numbers, and version '{version}' cannot tell luck from an attack. "
+            "Use version='rand', or 'eot-pgd', which average over draws."
+        )
+
+    def run(number: int, member: Member, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        function, options = member
+        result: AttackResult = function(model, x, y, threat, noise=noise.fork(number), **options)
+        return result
+
+    stages: list[Stage] = [partial(run, n, member) for n, member in enumerate(VERSIONS[version])]
+    return run_stages(x, y, noise, stages)
+
+
+def random_model(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise) -> AttackResult:
+    """The version "rand": what each member breaks must fool fresh draws as well, or the input goes on."""
+
+    def run(number: int, member: Member, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        function, options = member
+        with seeded(noise.seed + number, x.device):
+            found: AttackResult = function(model, x, y, threat, noise=noise.fork(number), **options)
+        votes = mean_prediction(model, found.x_adv, VOTES, noise.seed + number + 1)
+        fooled = votes.argmax(1) != y
+        by = tuple(
+            (name or function.__name__.replace("_", "-")) if f else ""
+            for name, f in zip(found.by, fooled.tolist(), strict=True)
+        )
+        return replace(found, success=fooled, by=by, queries=found.queries + VOTES)
+
+    return run_stages(x, y, noise, [partial(run, n, member) for n, member in enumerate(VERSIONS["rand"])])

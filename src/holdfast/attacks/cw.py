@@ -1,0 +1,174 @@
+"""Carlini and Wagner: the norm plus c times a hinge on the margin, minimised by Adam, with a search for c."""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.gradients import frozen, input_gradient
+from holdfast.attacks.losses import margin
+from holdfast.attacks.minimum_norm import Nearest, Search, check_handled, per_input, within
+from holdfast.errors import InputError
+from holdfast.random import Noise
+from holdfast.registry import register
+from holdfast.results import AttackResult
+from holdfast.threats import Threat
+
+NORMS = ("linf", "l2")
+
+
+def _adam(gradient: Tensor, m: Tensor, v: Tensor, step: int, lr: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Adam's move and its two moments (Kingma and Ba, 2015), after `step` earlier steps."""
+    m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient.square()
+    move = lr * (m / (1 - 0.9 ** (step + 1))) / ((v / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
+    return -move, m, v
+
+
+def _hinge(model: nn.Module, search: Search, x_adv: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
+    """Gradient of f = max(z_y - max_{j != y} z_j, -kappa) at x_adv, and whether f has reached -kappa, (R,) bool."""
+    gradient, value, logits = input_gradient(model, x_adv, search.y, margin)
+    search.note(x_adv, logits, gradients=1)
+    reached = (value > 0) & (value >= kappa)
+    return torch.where(per_input(reached, x_adv), 0, -gradient), reached
+
+
+def _round_l2(model: nn.Module, search: Search, c: Tensor, *, steps: int, lr: float, kappa: float) -> Tensor:
+    """Minimises |x_adv - x|_2^2 + c f over u, where x_adv = middle + half tanh(u); (B,) bool: did f reach -kappa?"""
+    middle, half = (search.high + search.low) / 2, (search.high - search.low) / 2
+    # Pixels at the very ends of the range have no finite u.
+    u = torch.atanh((search.x - middle) / half * (1 - 1e-6))
+    m, v, c = torch.zeros_like(u), torch.zeros_like(u), c[search.row]
+    reached = torch.zeros(len(search.all_x), dtype=torch.bool, device=u.device)
+    for step in range(steps):
+        t = torch.tanh(u)
+        x_adv = search.clip(middle + half * t)
+        slope, hit = _hinge(model, search, x_adv, kappa)
+        reached[search.row] |= hit
+        gradient = (2 * (x_adv - search.x) + per_input(c, u) * slope) * half * (1 - t.square())
+        move, m, v = _adam(gradient, m, v, step, lr)
+        u, m, v, c = search.leave(u + move, m, v, c)
+        if not bool(search.going.any()):
+            break
+    return reached
+
+
+def _round_linf(model: nn.Module, search: Search, c: Tensor, *, steps: int, lr: float, kappa: float) -> Tensor:
+    """Minimises c f + sum_i max(|d_i| - tau, 0) over d, from the closest point on; (B,) bool: did f reach -kappa?
+
+    The penalty bears on all values that are too large, not on the largest alone. tau is 0.9 of the closest distance,
+    and so shrinks with each success.
+    """
+    x_adv, c = search.closest[search.row], c[search.row]
+    m, v = torch.zeros_like(x_adv), torch.zeros_like(x_adv)
+    reached = torch.zeros(len(search.all_x), dtype=torch.bool, device=x_adv.device)
+    for step in range(steps):
+        slope, hit = _hinge(model, search, x_adv, kappa)
+        reached[search.row] |= hit
+        tau = 0.9 * search.nearest.clamp(max=search.high - search.low)
+        d = x_adv - search.x
+        gradient = per_input(c, d) * slope + d.sign() * (d.abs() > per_input(tau, d))
+        move, m, v = _adam(gradient, m, v, step, lr)
+        x_adv, m, v, c = search.leave(search.clip(x_adv + move), m, v, c)
+        if not bool(search.going.any()):
+            break
+    return reached
+
+
+@torch.no_grad()
+def cw_nearest(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    norm: str,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    noise: Noise | None = None,
+    goal: float = 0.0,
+    steps: int = 100,
+    lr: float = 0.1,
+    rounds: int = 9,
+    c: float = 1e-3,
+    kappa: float = 0.0,
+) -> Nearest:
+    """The closest misclassified point of all rounds; see `cw`. An input is done within `goal`."""
+    del noise  # deterministic; taken so that every attack can be called in the same way
+    check_handled(norm, "cw", NORMS)
+    if steps < 1 or rounds < 1 or not lr > 0 or not c > 0 or kappa < 0:
+        raise InputError(
+            "CW needs steps >= 1, rounds >= 1, lr > 0, c > 0 and kappa >= 0, "
+            f"got {steps}, {rounds}, {lr}, {c} and {kappa}"
+        )
+    search = Search(x, y, norm, low, high, goal)
+    weight = x.new_full((len(x),), c)
+    lower, upper = torch.zeros_like(weight), torch.full_like(weight, torch.inf)
+    options = {"lr": lr, "kappa": kappa}
+    with frozen(model):
+        search.note(x, model(x))
+        for _ in range(rounds):
+            before = search.distance.clone()
+            if not search.start("cw"):
+                break
+            if norm == "l2":
+                reached = _round_l2(model, search, weight, steps=steps, **options)
+            else:
+                # A weight that is large enough serves every tau; it grows while nothing closer turns up.
+                reached = _round_linf(model, search, weight, steps=steps, **options) & (search.distance < before)
+            lower, upper = torch.where(reached, lower, weight), torch.where(reached, weight, upper)
+            kept = (lower + upper) / 2 if norm == "l2" else weight
+            weight = torch.where(torch.isinf(upper) if norm == "l2" else ~reached, 10 * weight, kept)
+    return search.result()
+
+
+@register(
+    "attack",
+    "cw",
+    summary="norm plus c times a hinge on the margin, minimised by Adam, with a search for c",
+    guarantee="upper bound",
+    threats=NORMS,
+    reference="Carlini and Wagner, Towards evaluating the robustness of neural networks, 2017",
+)
+def cw(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    steps: int = 100,
+    lr: float = 0.1,
+    rounds: int = 9,
+    c: float = 1e-3,
+    kappa: float = 0.0,
+) -> AttackResult:
+    """Minimises norm + c max(z_y - max_{j != y} z_j, -kappa); each input has a c of its own.
+
+    L2: in the variable u of x_adv = middle + half tanh(u), with c grown tenfold until it succeeds, then bisected.
+    Linf: the norm is sum_i max(|d_i| - tau, 0), where tau shrinks with each success; c grows while nothing is found.
+    Slow: steps * rounds gradients. `fmn` and `fab` find closer points for less.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an L2 or Linf ball.
+        noise: not used.
+        steps: of Adam, in each round.
+        lr: Adam's step size, in the variable u for L2 and in the input's unit for Linf.
+        rounds: values of c that are tried.
+        c: the first of them.
+        kappa: margin that is aimed at; the closest misclassified point is kept whatever its margin.
+    """
+    found = cw_nearest(
+        model,
+        x,
+        y,
+        threat.name,
+        threat.low,
+        threat.high,
+        noise=noise,
+        goal=threat.budget,
+        steps=steps,
+        lr=lr,
+        rounds=rounds,
+        c=c,
+        kappa=kappa,
+    )
+    return within(model, x, y, threat, found, "cw")

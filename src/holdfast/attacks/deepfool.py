@@ -1,0 +1,121 @@
+"""DeepFool: step onto the nearest linearised boundary until the class changes."""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.gradients import frozen
+from holdfast.attacks.losses import likely_targets
+from holdfast.attacks.minimum_norm import (
+    Nearest,
+    Search,
+    check_handled,
+    dual_norm_of,
+    nearest_plane,
+    per_input,
+    within,
+)
+from holdfast.errors import InputError
+from holdfast.random import Noise
+from holdfast.registry import register
+from holdfast.results import AttackResult
+from holdfast.threats import Threat
+
+NORMS = ("linf", "l2")
+
+
+@torch.no_grad()
+def deepfool_nearest(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    norm: str,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    noise: Noise | None = None,
+    steps: int = 50,
+    overshoot: float = 0.02,
+    candidates: int = 10,
+) -> Nearest:
+    """The first misclassified point on DeepFool's path; see `deepfool`."""
+    del noise  # deterministic; taken so that every attack can be called in the same way
+    check_handled(norm, "deepfool", NORMS)
+    if steps < 1 or candidates < 1 or overshoot < 0:
+        raise InputError(
+            f"steps and candidates must be at least 1 and overshoot at least 0, got {steps}, {candidates}, {overshoot}"
+        )
+    # Any misclassified point is close enough: the path ends there.
+    search = Search(x, y, norm, low, high, goal=torch.finfo(x.dtype).max)
+    with frozen(model):
+        logits = model(x)
+        search.note(x, logits)
+        if not search.start("deepfool"):
+            return search.result()
+        classes = likely_targets(logits[search.row], search.y, candidates)
+        x_t, r = search.x, torch.zeros_like(search.x)
+        for _ in range(steps):
+            w, value, _ = nearest_plane(model, x_t, search.y, classes, norm)
+            search.count(classes.shape[1], classes.shape[1])
+            r = r + _least_move(w, value, norm)
+            x_t = search.clip(search.x + (1 + overshoot) * r)
+            search.note(x_t, model(x_t))
+            if not bool(search.going.any()):
+                break
+            x_t, r, classes = search.leave(x_t, r, classes)
+    return search.result()
+
+
+def _least_move(w: Tensor, value: Tensor, norm: str) -> Tensor:
+    """The least d with <w, d> = |value|: |value| / |w|_2^2 w for L2, |value| / |w|_1 sign(w) for Linf."""
+    size = dual_norm_of(w, norm).clamp(min=torch.finfo(w.dtype).tiny ** 0.5)
+    # The authors' 1e-4, in units of the logits: a point on the boundary itself still has to cross it.
+    distance = per_input((value.abs() + 1e-4) / size, w)
+    return distance * (w / per_input(size, w) if norm == "l2" else w.sign())
+
+
+@register(
+    "attack",
+    "deepfool",
+    summary="steps onto the nearest linearised boundary until the class changes",
+    guarantee="upper bound",
+    threats=NORMS,
+    reference="Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural "
+    "networks, 2016",
+)
+def deepfool(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    steps: int = 50,
+    overshoot: float = 0.02,
+    candidates: int = 10,
+) -> AttackResult:
+    """Adds up the moves r onto the nearest boundary, as linearised at x_t = x + (1 + overshoot) r, till one is crossed.
+
+    Fast and rough: the first point found is kept, and ends the run. `fab` and `fmn` go on to closer ones.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an L2 or Linf ball.
+        noise: not used.
+        steps: at most.
+        overshoot: relative, to get across the boundary.
+        candidates: boundaries to the classes of highest clean logit that are looked at.
+    """
+    found = deepfool_nearest(
+        model,
+        x,
+        y,
+        threat.name,
+        threat.low,
+        threat.high,
+        noise=noise,
+        steps=steps,
+        overshoot=overshoot,
+        candidates=candidates,
+    )
+    return within(model, x, y, threat, found, "deepfool")

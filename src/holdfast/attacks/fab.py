@@ -1,0 +1,292 @@
+"""FAB: walk along the decision boundary towards the input.
+
+Each step linearises the boundary at x_t, projects both x_t and the input x onto it inside the pixel box, and goes to a
+mean of the two projections, biased towards the one of x the closer that one is.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.gradients import frozen
+from holdfast.attacks.hyperplane import move_to_hyperplane
+from holdfast.attacks.losses import likely_targets
+from holdfast.attacks.minimum_norm import (
+    BALLS,
+    Nearest,
+    Search,
+    line_search,
+    nearest_plane,
+    norm_of,
+    other_classes,
+    per_input,
+    within,
+)
+from holdfast.errors import InputError
+from holdfast.random import Noise
+from holdfast.registry import register
+from holdfast.results import AttackResult
+from holdfast.threats import Threat
+
+MOST_CLASSES = 100
+_REFERENCE = "Croce and Hein, Minimally distorted adversarial examples with a fast adaptive boundary attack, 2020"
+# Radius of a random start where no misclassified point is known yet, in units of the range: the paper's budgets.
+_RADIUS = {"linf": 0.3, "l2": 1.0, "l1": 5.0}
+
+
+def run_fab(
+    model: nn.Module,
+    search: Search,
+    x_t: Tensor,
+    classes: Tensor,
+    *,
+    steps: int,
+    alpha_max: float,
+    eta: float,
+    beta: float,
+) -> None:
+    """One run from x_t (R, ...) on the inputs of `search`, towards the nearest boundary to one of `classes` (R, C).
+
+    Departs from the paper: a misclassified x_t is linearised where it is, not after the backward step.
+    """
+    for _ in range(steps):
+        w, value, logits = nearest_plane(model, x_t, search.y, classes, search.norm)
+        wrong = search.note(x_t, logits, gradients=classes.shape[1], queries=classes.shape[1])
+        if not bool(search.going.any()):
+            return
+        x_t, classes, w, value, wrong = search.leave(x_t, classes, w, value, wrong)
+        b = (w * x_t).flatten(1).sum(1) - value
+        # The plane at the misclassified point serves for the step from behind it too: it lies closer to the boundary
+        # than the point that the backward step goes to, and saves the forward pass of a separate check.
+        x_t = torch.where(per_input(wrong, x_t), search.x + beta * (x_t - search.x), x_t)
+        x_t = _step(search, x_t, w, b, alpha_max=alpha_max, eta=eta)
+    search.note(x_t, model(x_t))
+
+
+def _step(search: Search, x_t: Tensor, w: Tensor, b: Tensor, *, alpha_max: float, eta: float) -> Tensor:
+    """(1 - alpha) (x_t + eta d_t) + alpha (x + eta d), where d_t and d take x_t and x onto the plane <w, .> = b."""
+    pair = torch.stack([x_t.flatten(1), search.x.flatten(1)])
+    moves = move_to_hyperplane(pair, w.flatten(1), b, search.norm, search.low, search.high)
+    d_t, d = moves.view(2, *x_t.shape)
+    size_t, size = (norm_of(m, search.norm).clamp(min=1e-8) for m in (d_t, d))
+    alpha = per_input((size_t / (size_t + size)).clamp(max=alpha_max), x_t)
+    return search.clip((1 - alpha) * (x_t + eta * d_t) + alpha * (search.x + eta * d))
+
+
+def _start(search: Search, noise: Noise, restart: int) -> Tensor:
+    """x itself for restart 0; later a random point, half as far as the closest one known."""
+    if restart == 0:
+        return search.x
+    source, shape = noise[search.row].fork(restart), search.x.shape[1:]
+    d = 2 * source.uniform(shape, search.x.dtype) - 1 if search.norm == "linf" else source.normal(shape, search.x.dtype)
+    default = search.goal or _RADIUS[search.norm] * (search.high - search.low)
+    radius = 0.5 * search.nearest.clamp(max=default)
+    return search.clip(search.x + per_input(radius / norm_of(d, search.norm), d) * d)
+
+
+def _check(steps: int, restarts: int, alpha_max: float, eta: float, beta: float, n_search: int) -> None:
+    if steps < 1 or restarts < 1 or n_search < 0:
+        raise InputError(
+            f"steps and restarts must be at least 1 and n_search at least 0, got {steps}, {restarts} and {n_search}"
+        )
+    if not (0 <= alpha_max <= 1 and eta >= 1 and 0 < beta < 1):
+        raise InputError(f"FAB needs alpha_max in [0, 1], eta >= 1 and 0 < beta < 1, got {alpha_max}, {eta} and {beta}")
+
+
+@torch.no_grad()
+def fab_nearest(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    norm: str,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    noise: Noise | None = None,
+    goal: float = 0.0,
+    steps: int = 100,
+    restarts: int = 1,
+    alpha_max: float = 0.1,
+    eta: float = 1.05,
+    beta: float = 0.9,
+    n_search: int = 3,
+) -> Nearest:
+    """The closest misclassified point by FAB, each step towards the nearest of all K - 1 boundaries; see `fab`.
+
+    An input is done once a misclassified point within `goal` is known.
+    """
+    _check(steps, restarts, alpha_max, eta, beta, n_search)
+    noise = noise or Noise.for_batch(0, len(x), x.device)
+    search = Search(x, y, norm, low, high, goal)
+    with frozen(model):
+        logits = model(x)
+        if logits.shape[1] > MOST_CLASSES:
+            raise InputError(
+                f"'fab' takes one gradient for each class and step, and the model has {logits.shape[1]} classes, more "
+                f"than {MOST_CLASSES}; use 'fab-t', which takes one gradient for each step and target"
+            )
+        search.note(x, logits)
+        for restart in range(restarts):
+            if search.start("fab"):
+                run_fab(
+                    model,
+                    search,
+                    _start(search, noise, restart),
+                    other_classes(search.y, logits.shape[1]),
+                    steps=steps,
+                    alpha_max=alpha_max,
+                    eta=eta,
+                    beta=beta,
+                )
+        line_search(model, search, steps=n_search, name="fab")
+    return search.result()
+
+
+@torch.no_grad()
+def fab_t_nearest(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    norm: str,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    noise: Noise | None = None,
+    goal: float = 0.0,
+    steps: int = 100,
+    restarts: int = 1,
+    targets: int = 9,
+    alpha_max: float = 0.1,
+    eta: float = 1.05,
+    beta: float = 0.9,
+    n_search: int = 3,
+) -> Nearest:
+    """The closest misclassified point by targeted FAB, one run for each of the likeliest classes; see `fab_t`."""
+    _check(steps, restarts, alpha_max, eta, beta, n_search)
+    if targets < 1:
+        raise InputError(f"targets must be at least 1, got {targets}")
+    noise = noise or Noise.for_batch(0, len(x), x.device)
+    search = Search(x, y, norm, low, high, goal)
+    with frozen(model):
+        logits = model(x)
+        search.note(x, logits)
+        ranked = likely_targets(logits, y, targets)
+        for rank in range(ranked.shape[1]):
+            for restart in range(restarts):
+                if search.start("fab-t"):
+                    run_fab(
+                        model,
+                        search,
+                        _start(search, noise.fork(rank), restart),
+                        ranked[search.row, rank, None],
+                        steps=steps,
+                        alpha_max=alpha_max,
+                        eta=eta,
+                        beta=beta,
+                    )
+        line_search(model, search, steps=n_search, name="fab-t")
+    return search.result()
+
+
+@register(
+    "attack",
+    "fab",
+    summary="fast adaptive boundary attack: minimum norm, all class boundaries at each step",
+    guarantee="upper bound",
+    threats=tuple(BALLS),
+    reference=_REFERENCE,
+)
+def fab(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    steps: int = 100,
+    restarts: int = 1,
+    alpha_max: float = 0.1,
+    eta: float = 1.05,
+    beta: float = 0.9,
+    n_search: int = 3,
+) -> AttackResult:
+    """Minimises the norm of the perturbation, and succeeds where it fits the budget; up to 100 classes.
+
+    It takes K - 1 gradients for each step: prefer `fab_t` with more than a few classes. No step size, and invariant
+    to the scale of the logits, so it is not fooled by saturated losses.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an Lp ball.
+        noise: source of the random starts.
+        steps: of each run.
+        restarts: runs in all; the first one starts at x, the others at random points.
+        alpha_max: largest weight of the step from x, against the step from x_t.
+        eta: overshoot beyond the plane.
+        beta: a misclassified x_t goes back to x + beta (x_t - x).
+        n_search: steps of the final search on the segment to the closest point.
+    """
+    found = fab_nearest(
+        model,
+        x,
+        y,
+        threat.name,
+        threat.low,
+        threat.high,
+        noise=noise,
+        goal=threat.budget,
+        steps=steps,
+        restarts=restarts,
+        alpha_max=alpha_max,
+        eta=eta,
+        beta=beta,
+        n_search=n_search,
+    )
+    return within(model, x, y, threat, found, "fab")
+
+
+@register(
+    "attack",
+    "fab-t",
+    summary="targeted fast adaptive boundary attack: minimum norm, one run for each likely class",
+    guarantee="upper bound",
+    threats=tuple(BALLS),
+    reference=_REFERENCE,
+)
+def fab_t(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    steps: int = 100,
+    restarts: int = 1,
+    targets: int = 9,
+    alpha_max: float = 0.1,
+    eta: float = 1.05,
+    beta: float = 0.9,
+    n_search: int = 3,
+) -> AttackResult:
+    """FAB with one gradient for each step, towards the `targets` classes of highest clean logit in turn.
+
+    The defaults are those of AutoAttack. The other options are those of `fab`.
+    """
+    found = fab_t_nearest(
+        model,
+        x,
+        y,
+        threat.name,
+        threat.low,
+        threat.high,
+        noise=noise,
+        goal=threat.budget,
+        steps=steps,
+        restarts=restarts,
+        targets=targets,
+        alpha_max=alpha_max,
+        eta=eta,
+        beta=beta,
+        n_search=n_search,
+    )
+    return within(model, x, y, threat, found, "fab-t")

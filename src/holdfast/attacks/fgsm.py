@@ -1,0 +1,158 @@
+"""Descendants of FGSM: a random step first, many steps, momentum. Weaker than `pgd`; here to compare with papers."""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.losses import Loss, get_loss
+from holdfast.attacks.pgd import BALLS, ascend, steepest
+from holdfast.errors import InputError
+from holdfast.random import Noise
+from holdfast.registry import register
+from holdfast.results import AttackResult
+from holdfast.threats import Threat
+
+
+@register(
+    "attack",
+    "r-fgsm",
+    summary="a random step, then one gradient step with the rest of the budget",
+    guarantee="upper bound",
+    threats=BALLS,
+    reference="Tramer et al., Ensemble adversarial training: attacks and defenses, 2018",
+)
+@torch.no_grad()
+def r_fgsm(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    loss: str | Loss = "ce",
+    random_share: float = 0.5,
+) -> AttackResult:
+    """R+FGSM: x' = x + alpha * steepest(normal noise), then x' + (budget - alpha) * steepest(gradient at x').
+
+    It leaves the region around x where a masked gradient says nothing. Linf: sign steps, as in the paper; L2: steps in
+    the direction itself; L1: each of the two steps moves one value.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an Lp ball or a Box.
+        noise: source of the random step; seed 0 for inputs 0 ... B-1 if none is given.
+        loss: "ce", "margin", "dlr" or a function (logits, y) -> (B,) to maximise.
+        random_share: alpha / budget.
+    """
+    if not 0 <= random_share <= 1:
+        raise InputError(f"random_share is a part of the budget, between 0 and 1, got {random_share}")
+    noise = noise or Noise.for_batch(0, len(x), x.device)
+    alpha = random_share * threat.budget
+    direction = steepest(threat, noise.normal(x.shape[1:], x.dtype), x, 0.0)
+    x_start = threat.project(x + alpha * direction, x)
+    rest = threat.budget - alpha
+    return ascend(
+        model, x, y, threat, x_start, loss=get_loss(loss), steps=1, step_size=rest, sparsity=0.0, name="r-fgsm"
+    )
+
+
+@register(
+    "attack",
+    "i-fgsm",
+    summary="FGSM in several small steps from the input itself",
+    guarantee="upper bound",
+    threats=BALLS,
+    reference="Kurakin, Goodfellow and Bengio, Adversarial examples in the physical world, 2017",
+)
+@torch.no_grad()
+def i_fgsm(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    steps: int = 10,
+    step_size: float | None = None,
+    loss: str | Loss = "ce",
+    sparsity: float = 0.01,
+) -> AttackResult:
+    """x_adv <- project(x_adv + step_size * steepest(gradient)), from x; also known as the basic iterative method.
+
+    The paper takes steps of one grey level, min(levels + 4, 1.25 * levels) of them, which are 10 for a budget of 8/255.
+    Here 10 is the default for every budget, with steps that add up to it: the rule has no meaning for L2 and L1.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an Lp ball or a Box.
+        steps: gradient steps.
+        step_size: in the threat's own unit; budget / steps if none is given.
+        loss: "ce", "margin", "dlr" or a function (logits, y) -> (B,) to maximise.
+        sparsity: share of the values that one L1 step moves.
+    """
+    del noise  # deterministic; taken so that every attack can be called in the same way
+    step_size = _equal_steps(threat, steps, step_size)
+    return ascend(
+        model,
+        x,
+        y,
+        threat,
+        x,
+        loss=get_loss(loss),
+        steps=steps,
+        step_size=step_size,
+        sparsity=sparsity,
+        name="i-fgsm",
+    )
+
+
+@register(
+    "attack",
+    "mi-fgsm",
+    summary="iterated FGSM with momentum: made to transfer from one model to another",
+    guarantee="upper bound",
+    threats=BALLS,
+    reference="Dong et al., Boosting adversarial attacks with momentum, 2018",
+)
+@torch.no_grad()
+def mi_fgsm(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    steps: int = 10,
+    step_size: float | None = None,
+    decay: float = 1.0,
+    loss: str | Loss = "ce",
+    sparsity: float = 0.01,
+) -> AttackResult:
+    """Steps along the sum of all gradients so far, each divided by its L1 norm; the sum fades by `decay` per step.
+
+    Arguments as for `i-fgsm`. The directions are those of the paper for Linf (sign) and L2 (unit length).
+    """
+    del noise  # deterministic; taken so that every attack can be called in the same way
+    if not decay >= 0:
+        raise InputError(f"decay must be at least 0, got {decay}")
+    step_size = _equal_steps(threat, steps, step_size)
+    return ascend(
+        model,
+        x,
+        y,
+        threat,
+        x,
+        loss=get_loss(loss),
+        steps=steps,
+        step_size=step_size,
+        sparsity=sparsity,
+        decay=decay,
+        name="mi-fgsm",
+    )
+
+
+def _equal_steps(threat: Threat, steps: int, step_size: float | None) -> float:
+    if steps < 1:
+        raise InputError(f"steps must be at least 1, got {steps}")
+    return threat.budget / steps if step_size is None else step_size

@@ -1,0 +1,253 @@
+"""Square Attack: random search that changes one window of the image at a time, and needs no gradient.
+
+Everything but the forward pass must be cheap, for there are thousands of them: the random numbers of a block of steps
+come from one draw, and under Linf only the window is computed.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.attacks.losses import margin
+from holdfast.attacks.stages import group_size, run_stages, survivors
+from holdfast.errors import InputError
+from holdfast.random import Noise
+from holdfast.registry import register
+from holdfast.results import AttackResult
+from holdfast.threats import L2, Linf, Threat
+
+# Steps, of 10,000 in all, after which the share of the image in one window is halved.
+_HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+_BLOCK = 64  # steps whose random numbers are drawn at once; part of what a seed means
+
+
+def window_size(step: int, queries: int, p_init: float, threat: Threat, height: int, width: int) -> tuple[int, int]:
+    """Height and width of the window that step `step` of `queries` changes: a share p of the image, square if it fits.
+
+    p halves after steps 10, 50, 200, ... of 10,000, rescaled to `queries`. L2 and L1 windows have an odd side of at
+    least 3, since they hold a bump with a centre. In an image too thin for the square the window is as long as its
+    area asks.
+    """
+    progress = step * 10_000 // queries
+    p = p_init / 2 ** sum(progress > halving for halving in _HALVINGS)
+    side = max(round(math.sqrt(p * height * width)), 1)
+    if not isinstance(threat, Linf):
+        side = max(side, 3) | 1
+    return min(height, max(side, round(p * height))), min(width, max(side, round(p * width)))
+
+
+def _rectangle(height: int, width: int, power: int) -> Tensor:
+    """Bump sum_{k >= r} 1 / (k + 1)^power at Chebyshev distance r from the centre, shape (height, width)."""
+    rows = (torch.arange(height) - height // 2).abs()
+    columns = (torch.arange(width) - width // 2).abs()
+    terms = (torch.arange(max(height, width) // 2 + 1, dtype=torch.float64) + 1) ** -power
+    return terms.flip(0).cumsum(0).flip(0)[torch.maximum(rows[:, None], columns)]
+
+
+def _order(threat: Threat) -> int:
+    return 2 if isinstance(threat, L2) else 1
+
+
+@lru_cache(maxsize=32)
+def _bumps(height: int, width: int, order: int) -> Tensor:
+    """Two bumps of opposite sign, above each other or side by side, norm one: shape (2, height, width).
+
+    The eta of the paper for L2, with squared decay; for L1 the decay is to the fourth power.
+    """
+
+    def halves(height: int, width: int) -> Tensor:
+        upper, lower = (_rectangle(rows, width, {2: 2, 1: 4}[order]) for rows in (height // 2, height - height // 2))
+        if len(upper):
+            upper = upper / torch.linalg.vector_norm(upper, order)
+        joined: Tensor = torch.cat([upper, -lower / torch.linalg.vector_norm(lower, order)])
+        return joined.div(torch.linalg.vector_norm(joined, order))
+
+    return torch.stack([halves(height, width), halves(width, height).T])
+
+
+def _window(corner: Tensor, size: tuple[int, int], x: Tensor) -> Tensor:
+    """Flat positions of the windows with these upper left corners (B, 2), shape (B, C, rows * columns)."""
+    rows, columns = (torch.arange(n, device=x.device) for n in size)
+    inside = (rows[:, None] * x.shape[3] + columns).flatten()
+    positions = corner[:, :1] * x.shape[3] + corner[:, 1:] + inside
+    return positions[:, None].expand(-1, x.shape[1], -1)
+
+
+def _signs(bits: Tensor, like: Tensor) -> Tensor:
+    return bits.to(like.dtype) * 2 - 1
+
+
+def _draw(noise: Noise, sizes: list[tuple[int, int]], shape: torch.Size) -> Tensor:
+    """Random choices of some steps, int64 (B, steps, 5 + C): two corners, direction of the bumps, sign per channel."""
+    channels, height, width = shape
+    corners = [[height - rows + 1, width - columns + 1] for rows, columns in sizes]
+    high = torch.tensor([2 * corner + [2] * (1 + channels) for corner in corners], device=noise.index.device)
+    return noise.integers(high, high.shape)
+
+
+def _stripes(x: Tensor, threat: Threat, noise: Noise) -> Tensor:
+    """Start of Linf: vertical stripes of x + eps and x - eps."""
+    signs = _signs(noise.bits((x.shape[1], 1, x.shape[3])) & 1, x)
+    return threat.clip(x + threat.budget * signs)
+
+
+def _tiles(x: Tensor, threat: Threat, noise: Noise) -> Tensor:
+    """Start of L2 and L1: about five by five bumps of random sign and direction, scaled to the budget."""
+    _, channels, height, width = x.shape
+    rows, columns = max(1, height // 5), max(1, width // 5)
+    down, across = height // rows, width // columns
+    bits = noise.bits((1 + channels, down, 1, across, 1)) & 1
+    upright, sideways = (bump[:, None] for bump in _bumps(rows, columns, _order(threat)).to(x))
+    tiles = torch.where(bits[:, :1].bool(), upright, sideways) * _signs(bits[:, 1:], x)
+    delta = tiles.reshape(len(x), channels, down * rows, across * columns)
+    top, left = (height - down * rows) // 2, (width - across * columns) // 2
+    delta = F.pad(delta, (left, width - across * columns - left, top, height - down * rows - top))
+    return _spend(x, delta.flatten(2), threat)
+
+
+def _spend(x: Tensor, delta: Tensor, threat: Threat) -> Tensor:
+    """x plus delta (B, C, H * W) scaled to the budget, in the valid range: what the range cuts off, the next step has.
+
+    No projection is needed: clipping only shortens the change, since x itself is in range.
+    """
+    delta = delta.view_as(x)
+    norm = threat.distance(delta, torch.zeros_like(x)).clamp(min=torch.finfo(x.dtype).tiny)
+    return threat.clip(x + delta * (threat.budget / norm).view(-1, 1, 1, 1))
+
+
+def _propose_linf(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: tuple[int, int]) -> Tensor:
+    """`best` with x + eps or x - eps, one sign per channel, in a random window."""
+    pixels = _window(draw[:, :2], size, x)
+    change = threat.budget * _signs(draw[:, 5:, None], x)
+    window = threat.clip(x.flatten(2).gather(2, pixels) + change)
+    return best.flatten(2).scatter(2, pixels, window).view_as(x)
+
+
+def _propose_bump(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: tuple[int, int]) -> Tensor:
+    """`best` with the change of one window removed, and its norm spent on new bumps in another one."""
+    order, tiny = _order(threat), torch.finfo(x.dtype).tiny
+    delta = (best - x).flatten(2)
+    first, second = _window(draw[:, :2], size, x), _window(draw[:, 2:4], size, x)
+    unspent = (threat.budget**order - delta.abs().pow(order).sum((1, 2))).clamp(min=0)
+    window = delta.gather(2, first)
+    power = window.abs().pow(order).sum(2, keepdim=True)
+    old = window / power.pow(1 / order).clamp(min=tiny)
+    delta = delta.scatter(2, first, 0.0)  # what the windows share is counted once
+    freed = power + delta.gather(2, second).abs().pow(order).sum(2, keepdim=True)
+    bumps = _bumps(*size, order).to(x).flatten(1)[draw[:, 4]]
+    new = old + bumps[:, None] * _signs(draw[:, 5:, None], x)
+    norm = torch.linalg.vector_norm(new, order, dim=2, keepdim=True).clamp(min=tiny)
+    new = new / norm * (unspent[:, None, None] / x.shape[1] + freed).pow(1 / order)
+    delta = delta.scatter(2, second, 0.0).scatter(2, first, new)
+    return _spend(x, delta, threat)
+
+
+def _search(
+    model: Callable[[Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    noise: Noise,
+    *,
+    queries: int,
+    p_init: float,
+) -> AttackResult:
+    """One run on images (B, C, H, W): a proposal is kept where it raises the margin, at most `queries` passes."""
+    linf = isinstance(threat, Linf)
+    propose = _propose_linf if linf else _propose_bump
+    sizes = [window_size(i, queries, p_init, threat, *x.shape[2:]) for i in range(queries - 1)]
+    group = group_size(len(x))
+    found = x.clone()
+    success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    spent = torch.full((len(x),), queries, dtype=torch.int64, device=x.device)
+    row = torch.arange(len(x), device=x.device)
+    best = (_stripes if linf else _tiles)(x, threat, noise)
+    logits = model(best)
+    best_loss, done = margin(logits, y), logits.argmax(1) != y
+    spent[done] = 1
+    for step, size in enumerate(sizes):
+        if bool(done.all()):
+            break
+        stay = survivors(done, group)
+        if stay is not None:
+            found[row], success[row] = best, done
+            row, done, x, y, best, best_loss = (t[stay] for t in (row, done, x, y, best, best_loss))
+            noise = noise[stay]
+        if step % _BLOCK == 0 or stay is not None:
+            block = step - step % _BLOCK
+            draws = _draw(noise.fork(block), sizes[block : block + _BLOCK], x.shape[1:])
+        x_new = propose(threat, x, best, draws[:, step % _BLOCK], size)
+        logits = model(x_new)
+        loss, wrong = margin(logits, y), logits.argmax(1) != y
+        better = (((loss > best_loss) | wrong) & ~done).nonzero()[:, 0]
+        best[better], best_loss[better] = x_new[better], loss[better]
+        spent[row[wrong & ~done]] = step + 2
+        done = done | wrong
+    found[row], success[row] = best, done
+    by = tuple("square" if broken else "" for broken in success.tolist())
+    return AttackResult(found, success, by, torch.zeros_like(spent), spent)
+
+
+@register(
+    "attack",
+    "square",
+    summary="random search with square windows: needs no gradient",
+    guarantee="upper bound",
+    threats=("linf", "l2", "l1"),
+    reference="Andriushchenko et al., Square Attack: a query-efficient black-box adversarial attack via random search, "
+    "2020",
+)
+@torch.no_grad()
+def square(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    queries: int = 5000,
+    p_init: float = 0.8,
+    restarts: int = 1,
+) -> AttackResult:
+    """Random search on the margin; only the model's outputs are used, so that masked gradients do not stop it.
+
+    Starts from stripes (Linf) or tiles (L2, L1), then changes one window at a time and keeps what raises the margin.
+    Every input has windows of its own, and every window can lie anywhere in the image, the last row and column
+    included. Weaker than gradient attacks where gradients can be trusted; prefer `pgd` there.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: images (B, C, H, W); in other shapes the last two axes are the image, and a flat input (B, D) is one row.
+        y: labels, shape (B,).
+        threat: Linf, L2 or L1.
+        noise: source of the random choices; seed 0 for inputs 0 ... B-1 if none is given.
+        queries: most forward passes on one input in each run, that of the start included.
+        p_init: share of the image in the first windows; it shrinks on the published schedule, rescaled to `queries`.
+        restarts: runs in all; the first one included.
+    """
+    if queries < 1 or restarts < 1:
+        raise InputError(f"queries and restarts must be at least 1, got {queries} and {restarts}")
+    if not 0 < p_init <= 1:
+        raise InputError(f"p_init is a share of the image, above 0 and at most 1, got {p_init}")
+    noise = noise or Noise.for_batch(0, len(x), x.device)
+    shape = x.shape[1:]
+    images = x if x.ndim == 4 else x.reshape(len(x), -1, *(x.shape[-2:] if x.ndim > 2 else (1, x.shape[1])))
+
+    def run(restart: int, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        return _search(
+            lambda images: model(images.view(-1, *shape)),
+            x,
+            y,
+            threat,
+            noise.fork(restart),
+            queries=queries,
+            p_init=p_init,
+        )
+
+    result = run_stages(images, y, noise, [lambda *task, r=r: run(r, *task) for r in range(restarts)])
+    return replace(result, x_adv=result.x_adv.view_as(x))

@@ -1,0 +1,72 @@
+"""DeepFool: one step on a linear model, and the closed form of that step."""
+
+import pytest
+import torch
+from nets import tiny_nets
+from torch import nn
+
+import holdfast as hf
+from holdfast.attacks.deepfool import deepfool, deepfool_nearest
+from holdfast.attacks.minimum_norm import BALLS
+from holdfast.errors import InputError
+
+
+def centred():
+    model, shape = tiny_nets()["cnn"]
+    x = torch.rand(12, *shape)
+    model[-1].bias.data -= model(x).detach().mean(0)  # all classes within reach
+    return model, x, model(x).argmax(1)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_one_step_of_the_exact_length_on_a_linear_model(norm, classes):
+    model = nn.Linear(9, classes).double().eval()
+    model.bias.data = -0.5 * model.weight.data.sum(1)  # all classes meet in the middle of the range
+    x = 0.4 + 0.2 * torch.rand(30, 9, dtype=torch.float64)
+    y = model(x).argmax(1)
+    logits, weight = model(x).detach(), model.weight.detach()
+    gap = logits.gather(1, y[:, None]) - logits
+    slope = torch.stack([BALLS[norm](1.0).dual_norm(weight[y] - weight[j]) for j in range(classes)], 1)
+    length = torch.where(gap > 0, gap / slope, torch.inf)
+    truth, j = length.min(1)
+    found = deepfool_nearest(model, x, y, norm)
+    near = truth < 0.1
+    assert int(near.sum()) >= 3
+    expected = 1.02 * (truth + 1e-4 / slope.gather(1, j[:, None])[:, 0])
+    assert torch.allclose(found.distance[near], expected[near], rtol=1e-6)
+    # one clean pass, a gradient for each other class, one check
+    assert found.gradients[near].tolist() == [classes - 1] * int(near.sum())
+    assert found.queries[near].tolist() == [classes + 1] * int(near.sum())
+
+
+def test_fewer_candidates_cost_fewer_gradients():
+    model, x, y = centred()
+    few, all_ = (deepfool_nearest(model, x, y, "l2", candidates=c) for c in (1, 10))
+    assert float(few.gradients.float().mean()) < float(all_.gradients.float().mean())
+    assert float(all_.distance.mean()) <= float(few.distance.mean())
+
+
+def test_success_depends_on_the_budget_alone():
+    model, x, y = centred()
+    found = deepfool_nearest(model, x, y, "l2")
+    eps = float(found.distance.median())
+    result = deepfool(model, x, y, hf.L2(eps))
+    assert torch.equal(result.success, found.distance <= eps)
+    assert torch.equal(result.x_adv[result.success], found.x_adv[result.success])
+
+
+def test_inputs_that_are_all_wrong_need_no_step():
+    model = nn.Linear(4, 3).eval()
+    x = torch.rand(5, 4)
+    found = deepfool_nearest(model, x, (model(x).argmax(1) + 1) % 3, "l2")
+    assert found.distance.tolist() == [0.0] * 5
+    assert found.by == ("clean",) * 5
+    assert found.queries.tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("options", [{"steps": 0}, {"candidates": 0}, {"overshoot": -0.1}])
+def test_bad_options_are_refused(options):
+    model = nn.Linear(4, 3).eval()
+    with pytest.raises(InputError):
+        deepfool(model, torch.rand(2, 4), torch.zeros(2, dtype=torch.long), hf.L2(0.1), **options)
