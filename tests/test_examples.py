@@ -1,6 +1,7 @@
 """Every script in examples/ runs and says what it promises, with small settings."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,36 @@ def test_nonuniform_2d_draws_the_boxes(capsys, tmp_path):
     load("nonuniform_2d").main(steps=100, points=3, out=tmp_path / "plane.svg")
     assert "times as large" in capsys.readouterr().out
     assert (tmp_path / "plane.svg").read_text().startswith("<svg")
+
+
+def test_masked_gradients_fool_plain_pgd_alone(capsys):
+    load("masked_gradients").main(epochs=1, n=30)
+    bare, masked = capsys.readouterr().out.splitlines()
+    honest, hidden = ([int(share) for share in re.findall(r"(\d+)%", row)] for row in (bare, masked))
+    assert honest[0] < 80
+    assert hidden[0] > honest[0] + 20
+    assert hidden[1] == pytest.approx(honest[1], abs=4)  # rounding moves a decision at most
+    assert "which is reliable" in bare
+    assert "which is suspicious" in masked
+    for mask in ("vanishing-gradients", "step-function", "saturated-loss"):
+        assert mask in masked
+
+
+def test_nearest_brackets_the_radius(capsys):
+    load("nearest").main(epochs=1, n=4)
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 4
+    for _, digit, below, above, _, after, _ in map(str.split, rows):
+        assert digit != after
+        assert float(below) <= float(above) < 0.5
+
+
+def test_break_defences_breaks_them(capsys):
+    load("break_defences").main(epochs=1, n=30, steps=10, restarts=4)
+    shares = [int(share) for share in re.findall(r"(\d+)%", capsys.readouterr().out)]
+    assert len(shares) == 8
+    for clean, unaware, aware in (shares[2:5], shares[5:8]):
+        assert clean > unaware > aware
 
 
 SMALL = {"n": 20, "n_pgd": 30, "epochs": 1, "validation": 0.9}

@@ -5,6 +5,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
+from holdfast.allocator import reuse_blocks
 from holdfast.errors import InputError
 from holdfast.threats import Threat
 
@@ -91,12 +92,18 @@ def check_task(model: nn.Module, x: Tensor, y: Tensor | None, threat: Threat) ->
         raise InputError(
             f"the threat must be one of hf.Linf, hf.L2, ..., got {threat!r}; hf.threat('linf:0.1') reads text"
         )
+    reuse_blocks()
     check_model(model)
     check_inputs(x, threat.low, threat.high)
     if y is not None:
         check_labels(y, x.shape[0])
     check_place(model, x)
     logits = check_logits(model, x)
+    if y is not None and logits.shape[1] < 2:
+        raise InputError(
+            "the model has one output, and one class cannot be told from another; for a binary score z give the two "
+            "logits (0, z), e.g. torch.cat([0 * z, z], 1)"
+        )
     if y is not None:
         check_labels(y, x.shape[0], logits.shape[1])
     return logits

@@ -150,7 +150,7 @@ def test_noise_on_the_input_is_stochastic_and_repeats(net, task):
         ({"before": Reversed.apply}, THREAT, {"black-box-beats-white-box", "huge-budget"}),
         # A sawtooth: it rises with x at its jumps, and falls everywhere else.
         ({"before": lambda x: x - 2 * torch.remainder(x, 0.02)}, THREAT, {"black-box-beats-white-box"}),
-        ({"before": lambda x: x + 0 * x.sqrt()}, hf.L2(1.0), {"vanishing-gradients", "loss-did-not-rise"}),
+        ({"before": lambda x: x + 0 * x.sqrt()}, hf.L2(1.0), {"vanishing-gradients"}),
         (
             {"before": lambda x: (255 * x).int() / 255},
             THREAT,
@@ -238,9 +238,9 @@ def test_double_precision_and_flat_inputs_and_two_classes():
     assert "saturated-loss" in fired(indicators(scaled, x, model(x).argmax(1), THREAT))
 
 
-@pytest.mark.parametrize("case", ["wrong", "one class", "no budget"])
+@pytest.mark.parametrize("case", ["wrong", "no budget"])
 def test_nothing_to_attack(case):
-    model = nn.Linear(3, 1 if case == "one class" else 2).eval()
+    model = nn.Linear(3, 2).eval()
     x = torch.rand(5, 3)
     y = model(x).argmax(1)
     found = indicators(model, x, 1 - y if case == "wrong" else y, hf.Linf(0.0 if case == "no budget" else 0.1))

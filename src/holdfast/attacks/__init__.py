@@ -137,6 +137,12 @@ def _verified(model: nn.Module, x: Tensor, y: Tensor, result: AttackResult, chun
     for start in range(0, len(found), chunk):
         part = torch.tensor(found[start : start + chunk], device=x.device)
         logits = model(result.x_adv[part])
+        wild = ~torch.isfinite(logits).all(1)
+        if bool(wild.any()):
+            raise InputError(
+                f"the model returns NaN or infinite logits inside the threat set of input {int(part[wild][0])}: "
+                "what it predicts there is not defined"
+            )
         excess = margin(logits, y[part])
         rounding = 1e3 * torch.finfo(logits.dtype).eps * logits.abs().amax(1)
         clear = part[excess < -rounding].tolist()

@@ -1,4 +1,4 @@
-"""Auto-PGD: projected gradient ascent with momentum that sets its own step size, .
+"""Auto-PGD: projected gradient ascent with momentum that sets its own step size.
 
 Croce and Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks",
 2020; for L1 the sparse steps of Croce and Hein, "Mind the box: L1-APGD for sparse adversarial attacks on image
@@ -20,11 +20,6 @@ from holdfast.attacks.stages import group_size, survivors
 from holdfast.errors import InputError
 from holdfast.results import AttackResult
 from holdfast.threats import L1, L2, Threat, norm_2
-
-_REFERENCE = (
-    "Croce and Hein, Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free "
-    "attacks, 2020"
-)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from holdfast.attacks.apgd import auto_pgd
 from holdfast.attacks.autoattack import autoattack, random_model
 from holdfast.attacks.eot import is_stochastic
-from holdfast.attacks.gradients import frozen, input_gradient, logits_of, look, masks
+from holdfast.attacks.gradients import frozen, input_gradient, logits_of, look
 from holdfast.attacks.losses import cross_entropy, likely_targets, margin, targeted_margin
 from holdfast.attacks.patch import patch_pgd
 from holdfast.attacks.pgd import BALLS
@@ -26,6 +26,8 @@ SHORT = 100
 """Queries of the random search that every survivor gets."""
 CLOSE = 0.4
 """Share of the clean margin; where less is left of it, a long random search pays."""
+FARTHER = 0.25
+"""Share of the clean margin; where the short search has taken away so much more than the gradient, there is doubt."""
 
 
 @register(
@@ -46,8 +48,8 @@ def cascade(
     *,
     noise: Noise | None = None,
     steps: int = 20,
-    targets: int = 4,
-    queries: int = 2000,
+    targets: int = 9,
+    queries: int = 1000,
 ) -> AttackResult:
     """The strength of AutoAttack in a fraction of its time, where the gradients can be trusted.
 
@@ -57,10 +59,10 @@ def cascade(
     crosses flat ground that gradients do not, and the gradients finish what it began. Left out, compared with
     AutoAttack: FAB, long runs, and random search where the margin hardly moved.
 
-    Where there is doubt, the full AutoAttack follows: on an input whose gradient vanishes, whose loss does not rise, or
-    on which a hundred random queries did better than the gradient; and on all survivors of a model with a rounding
-    step or a final softmax. A model that draws random numbers gets AutoAttack's version "rand", one without gradients
-    Square alone; patches and sparse changes have attacks of their own.
+    Where there is doubt, the full AutoAttack follows: on inputs whose gradient vanishes, whose margin does not come
+    down, or on which a hundred random queries did clearly better than the gradient. A model that draws random numbers
+    gets AutoAttack's version "rand", one without gradients Square alone; patches and sparse changes have attacks of
+    their own.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
@@ -101,24 +103,21 @@ def _of_balls(
     run = partial(auto_pgd, model, threat=threat, steps=steps)
     aims = y[:, None].repeat(1, min(targets, model(x[:1]).shape[1] - 1))
     best, clean, left = x.clone(), torch.zeros_like(x.flatten(1)[:, 0]), x.new_full((len(x),), -torch.inf)
-    doubtful = torch.full_like(y, bool(masks(model, x[:1])), dtype=torch.bool)
+    doubtful = torch.zeros_like(y, dtype=torch.bool)
 
     def cross_entropies(x: Tensor, y: Tensor, at: Noise) -> AttackResult:
-        with frozen(model):
-            gradient, before, logits = input_gradient(model, x, y, cross_entropy)
-        size = gradient.flatten(1).abs().amax(1)
         start = threat.random_start(x, noise[at.index].fork(0))
-        result = run(x, y, x_start=start, loss=cross_entropy, name="apgd-ce")
-        doubtful[at.index] |= ~(torch.isfinite(size) & (size > 0) & (result.loss > before))
-        clean[at.index] = margin(logits, y)
-        return replace(result, gradients=result.gradients + 1, queries=result.queries + 1)
+        return run(x, y, x_start=start, loss=cross_entropy, name="apgd-ce")
 
     def margins(x: Tensor, y: Tensor, at: Noise) -> AttackResult:
+        with frozen(model):
+            gradient, before, _ = input_gradient(model, x, y, margin)
         start = threat.random_start(x, noise[at.index].fork(1))
         result = run(x, y, x_start=start, loss=margin, name="apgd-margin")
+        clean[at.index], left[at.index] = before, result.loss
+        doubtful[at.index] = (gradient.flatten(1).abs().amax(1) == 0) | ~(result.loss > before)
         aims[at.index] = likely_targets(model(result.x_adv), y, targets)
-        left[at.index] = result.loss
-        return replace(result, queries=result.queries + 1)
+        return replace(result, gradients=result.gradients + 1, queries=result.queries + 2)
 
     def targeted(rank: int, x: Tensor, y: Tensor, at: Noise) -> AttackResult:
         start = threat.random_start(x, noise[at.index].fork(2).fork(rank))
@@ -127,7 +126,7 @@ def _of_balls(
     def short_search(x: Tensor, y: Tensor, at: Noise) -> AttackResult:
         result = square(model, x, y, threat, noise=noise[at.index].fork(3), queries=SHORT)
         reached, _ = look(model, result.x_adv, y, margin)
-        doubtful[at.index] |= reached > left[at.index]
+        doubtful[at.index] |= reached - left[at.index] > FARTHER * clean[at.index].abs()
         best[at.index] = result.x_adv
         return replace(result, queries=result.queries + 1)
 
@@ -176,5 +175,5 @@ def _of_pixels(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: No
 
 
 def _differentiable(model: nn.Module, x: Tensor) -> bool:
-    with torch.enable_grad():
+    with torch.enable_grad(), frozen(model):
         return logits_of(model, x.detach().requires_grad_(True)).requires_grad

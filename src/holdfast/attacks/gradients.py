@@ -129,14 +129,16 @@ def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[
                 "such as a cast to integers cuts the graph. Use an attack without gradients: 'square', 'hopskipjump'."
             )
         (gradient,) = torch.autograd.grad(values.sum(), x)
-    return gradient, values.detach(), logits.detach()
+    # NaN says nothing about where to go, and would carry an iterate out of every set.
+    return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0), values.detach(), logits.detach()
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits (B, K) with the gradients that attacks need; those before a final softmax."""
     with _ForAttacks() as mode:
-        output: Tensor = model(x)
-    return mode.logits_of(output)
+        output = model(x)
+    logits: Tensor = mode.logits_of(output)
+    return logits
 
 
 def look(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,8 @@ def move_to_hyperplane(x: Tensor, w: Tensor, b: Tensor, norm: str, low: float = 
         low, high: the box.
     """
     gap = (x * w).sum(-1) - b
-    against = torch.where((gap >= 0)[..., None], -w, w)
-    room = torch.where(against < 0, x - low, high - x).clamp(min=0)
+    against = w * (1 - 2 * (gap >= 0).to(w.dtype))[..., None]
+    room = torch.where(against < 0, x - low, high - x).clamp_(min=0)
     size = w.abs()
     if norm == "l1":
         moved = _largest_first(size, gap.abs(), room)
@@ -43,11 +43,11 @@ def _level(size: Tensor, weight: Tensor, gap: Tensor, room: Tensor) -> Tensor:
     """
     tiny = torch.finfo(size.dtype).tiny
     stop, gain, full = room / weight.clamp(min=tiny), size * weight, size * room
-    s = torch.zeros_like(gap)
+    s, whole = torch.zeros_like(gap), full.sum(-1)
     while True:
-        moving = stop > s[..., None]
-        slope = torch.where(moving, gain, 0).sum(-1)
-        spent = torch.where(moving, 0, full).sum(-1)
+        moving = (stop > s[..., None]).to(size.dtype)  # products with a mask cost less than `torch.where`
+        slope = (moving * gain).sum(-1)
+        spent = whole - (moving * full).sum(-1)
         # A plane out of reach: any level beyond the last stop will do, as long as it is finite.
         ahead = torch.maximum(s, ((gap - spent) / slope.clamp(min=tiny)).clamp(max=1 / tiny**0.5))
         if not bool((ahead > s).any()):  # also where a NaN, which equals nothing, came in

@@ -10,7 +10,7 @@ from holdfast.attacks.losses import margin
 from holdfast.attacks.stages import group_size, survivors
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
 from holdfast.results import AttackResult
-from holdfast.threats import L1, L2, Linf, Threat
+from holdfast.threats import L1, L2, Linf, Threat, norm_2
 
 BALLS: dict[str, type[Linf] | type[L2] | type[L1]] = {"linf": Linf, "l2": L2, "l1": L1}
 
@@ -50,9 +50,10 @@ def check_handled(norm: str, method: str, handled: tuple[str, ...]) -> str:
 
 def norm_of(d: Tensor, norm: str) -> Tensor:
     """Norm of each input of a batch, (B, ...) -> (B,)."""
-    order = {"linf": torch.inf, "l2": 2, "l1": 1}[norm]
-    size: Tensor = torch.linalg.vector_norm(d.flatten(1), ord=order, dim=1)
-    return size
+    flat = d.flatten(1)
+    if norm == "linf":
+        return flat.abs().amax(1)
+    return flat.abs().sum(1) if norm == "l1" else norm_2(flat)
 
 
 def dual_norm_of(d: Tensor, norm: str) -> Tensor:

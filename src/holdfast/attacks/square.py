@@ -121,11 +121,13 @@ def _spend(x: Tensor, delta: Tensor, threat: Threat) -> Tensor:
 
 
 def _propose_linf(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: tuple[int, int]) -> Tensor:
-    """`best` with x + eps or x - eps, one sign per channel, in a random window."""
+    """`best` with x + eps or x - eps, one sign per channel, in a random window; the other signs if nothing changes."""
     pixels = _window(draw[:, :2], size, x)
+    centre, best = x.flatten(2).gather(2, pixels), best.flatten(2)
     change = threat.budget * _signs(draw[:, 5:, None], x)
-    window = threat.clip(x.flatten(2).gather(2, pixels) + change)
-    return best.flatten(2).scatter(2, pixels, window).view_as(x)
+    idle = (threat.clip(centre + change) == best.gather(2, pixels)).flatten(1).all(1)
+    change = change * (1 - 2 * idle.to(x.dtype)).view(-1, 1, 1)
+    return best.scatter(2, pixels, threat.clip(centre + change)).view_as(x)
 
 
 def _propose_bump(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: tuple[int, int]) -> Tensor:

@@ -81,7 +81,7 @@ def indicators(
 ) -> tuple[Indicator, ...]:
     """All signs, in a fixed order, from probes on the first inputs that are classified right.
 
-    Empty where there is nothing to probe: no such input, one class only, or no budget. A model that draws random
+    Empty where there is nothing to probe: no such input, or no budget. A model that draws random
     numbers is probed by its mean softmax over a few fixed draws.
 
     Args:
@@ -100,11 +100,11 @@ def indicators(
     if result is not None and len(result.success) != len(x):
         raise InputError(f"the attack's result is for {len(result.success)} inputs, x holds {len(x)}")
     with seeded(seed, x.device):
-        classes = check_task(model, x, y, threat).shape[1]
+        check_task(model, x, y, threat)
     by_chance = is_stochastic(model, x)
     steady = _Steady(model, seed).eval() if by_chance else model
     right = (steady(x).argmax(1) == y).nonzero()[:inputs, 0]
-    if len(right) == 0 or classes < 2 or threat.budget == 0:
+    if len(right) == 0 or threat.budget == 0:
         return ()
     x, y, noise = x[right], y[right], Noise(seed, right)
     runs = [_ascend(steady, x, y, threat, noise.fork(restart)) for restart in range(2)]

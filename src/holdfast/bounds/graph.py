@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from holdfast.allocator import reuse_blocks
 from holdfast.bounds import ops
 from holdfast.bounds.ops import Graph, Node, Op, evaluate
 from holdfast.bounds.rules import (
@@ -37,6 +38,7 @@ def trace(model: nn.Module, x: Tensor) -> Graph:
     Raises:
         UnsupportedError: the model cannot be traced, or holds a layer without a rule; the message names it.
     """
+    reuse_blocks()
     try:
         traced = fx.GraphModule(model, _Tracer().trace(model))
     except Exception as error:
