@@ -451,16 +451,21 @@ def main() -> None:
                     case = Case(network, method, batch, threads)
                     comparisons.append(compare(case, measure(case, options)))
                     print(*_ratios(comparisons[-1], ("network", "method", "batch", "threads")), file=sys.stderr)
+                    page = _report(comparisons, before, options)  # after every case: a run that is ended loses nothing
+    print(page)
+
+
+def _report(comparisons: list[dict[str, Any]], load: Any, options: argparse.Namespace) -> str:
     record = {
         "run": describe_run(PACKAGES),
-        "load": [before, load_average()],
+        "load": [load, load_average()],
         "verdicts": verdicts(comparisons),
         "comparisons": comparisons,
     }
     page = to_markdown(record)
-    print(page)
     if not options.quick:
         write_results("bounds_speed", record, page, **({"folder": options.out} if options.out else {}))
+    return page
 
 
 if __name__ == "__main__":

@@ -155,8 +155,8 @@ def run_peer(attack: Attack, model: nn.Module, part: Split, threat: hf.Linf) -> 
     return {"accuracy": _percent(holds(model, part, threat, x_adv)), "inputs": len(part), **cell}
 
 
-def run_ours(model: nn.Module, part: Split, threat: hf.Linf, flag: str) -> tuple[dict[str, Any], Any]:
-    """Accuracy in per cent after `cascade` with the result itself, the indicators that fired, and the verdict on the attack."""
+def run_ours(model: nn.Module, part: Split, threat: hf.Linf, flag: str) -> tuple[dict[str, Any], hf.AttackResult]:
+    """Accuracy in per cent after `cascade`, the indicators that fired and the verdict on it; and its result."""
     result, cell = timed(lambda: hf.attack(model, part.x, part.y, threat, "cascade"))
     signs, probing = timed(lambda: trust.indicators(model, part.x, part.y, threat, result))
     fired = [sign.name for sign in signs if sign.fired]
@@ -175,33 +175,36 @@ def run_ours(model: nn.Module, part: Split, threat: hf.Linf, flag: str) -> tuple
 
 
 class FixedDraws(nn.Module):
-    """The log of the summed softmax of a random model over a few draws that are always the same."""
+    """The log of the summed softmax of a model over a few draws of noise, which are the same for all inputs."""
 
-    def __init__(self, model: nn.Module, draws: int) -> None:
+    def __init__(self, model: nn.Module, sigma: float) -> None:
         super().__init__()
-        self.model, self.draws = model, draws
+        self.model, self.sigma = model, sigma
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, K) for x (B, ...)."""
         with seeded(3, x.device):
-            logits = self.model(x.repeat(self.draws, *[1] * (x.ndim - 1)))
-        return logits.view(self.draws, len(x), -1).log_softmax(2).logsumexp(0)
+            noise = self.sigma * torch.randn(DRAWS, 1, *x.shape[1:])
+        logits = self.model((x + noise).flatten(0, 1))
+        return logits.view(DRAWS, len(x), -1).log_softmax(2).logsumexp(0)
 
 
-def after_targeted(model: nn.Module, part: Split, threat: hf.Linf, result: Any) -> float:
-    """Accuracy in per cent of a random model once targeted Auto-PGD on fixed draws has tried what `cascade` left.
+def after_targeted(
+    model: nn.Module, noisy: nn.Module, sigma: float, part: Split, threat: hf.Linf, result: hf.AttackResult
+) -> float:
+    """Accuracy in per cent of the noisy model once targeted Auto-PGD on fixed draws has tried what `cascade` left.
 
     It tells how much of the distance to the bare model is the attack's.
     """
-    held = ~result.success
-    left = part[held.nonzero()[:, 0]]
-    steady = FixedDraws(model, DRAWS).eval()
-    x_adv = hf.attack(steady, left.x, left.y, threat, "apgd-t", steps=STEPS).x_adv
-    return round(100 * sum(holds(model, left, threat, x_adv)) / len(part), 1)
+    left = part[(~result.success).nonzero()[:, 0]]
+    x_adv = hf.attack(FixedDraws(model, sigma).eval(), left.x, left.y, threat, "apgd-t", steps=STEPS).x_adv
+    return round(100 * sum(holds(noisy, left, threat, x_adv)) / len(part), 1)
 
 
 @torch.no_grad()
-def also_bare(model: nn.Module, part: Split, threat: hf.Linf, bare: Any, rounded: Any) -> tuple[int, int]:
+def also_bare(
+    model: nn.Module, part: Split, threat: hf.Linf, bare: hf.AttackResult, rounded: hf.AttackResult
+) -> tuple[int, int]:
     """Inputs broken only behind the rounding, and those of them whose rounded example breaks the bare model too."""
     only = (rounded.success & ~bare.success).nonzero()[:, 0]
     held = holds(model, part[only], threat, (255 * rounded.x_adv[only]).round() / 255) if len(only) else []
@@ -219,16 +222,16 @@ def measure(model: nn.Module, part: Split, threat: hf.Linf, sigma: float, few: i
         masked.eval()
         row = {"clean": _percent(holds(masked, part, threat, part.x)), "flag": flag}
         row["ours"], result = run_ours(masked, part, threat, flag)
+        if mask == BARE:
+            bare = result
         row["peers"] = {name: run_peer(attack, masked, part, threat) for name, attack in PEERS.items()}
         if mask in slow:
             row["peers"][AUTOATTACK] = run_peer(torchattacks_autoattack, masked, part[:few], threat)
             row["peers"][AUTOATTACK]["ours"] = _percent((~result.success[:few]).tolist())
         if flag == "stochastic":
-            row["after_targeted"] = after_targeted(masked, part, threat, result)
+            row["after_targeted"] = after_targeted(model, masked, sigma, part, threat, result)
         if flag == "step-function":
             row["only_masked"], row["also_bare"] = also_bare(model, part, threat, bare, result)
-        if not flag:
-            bare = result
         apart = row["ours"]["accuracy"] - (rows[BARE] if rows else row)["ours"]["accuracy"]
         row["apart"], row["met"] = round(apart, 1), None
         if flag:
@@ -276,8 +279,8 @@ def to_markdown(record: dict[str, Any]) -> str:
             f"Accuracy in per cent that each attack leaves on {setting['inputs']} test inputs of {MODEL}, linf "
             f"{setting['eps']:.4f} ({setting['levels']}/255)"
             + (
-                f"; AutoAttack of torchattacks on the first {few.pop()} and for two masks only, with ours on the same inputs "
-                "in brackets"
+                f"; AutoAttack of torchattacks on the first {few.pop()} and for some masks only, with ours "
+                "on the same inputs in brackets"
                 if few
                 else ""
             )
@@ -292,11 +295,11 @@ def to_markdown(record: dict[str, Any]) -> str:
             "The budget is such a multiple and so are the test inputs, so that rounding takes no point out of the "
             "ball, but only its points on the grid remain. Inputs that ours broke behind the rounding and not on the "
             f"bare model: {bits['only_masked']}, of which the rounded example breaks the bare model too: "
-            f"{bits['also_bare']}. So far the figure of the bare model is too high.",
+            f"{bits['also_bare']}. The bare model's figure is too high by the latter.",
             f"The noisy model is judged by its mean softmax over {VOTES} draws. Noise of this size does not hide "
             "gradients: plain PGD reports about the same as ours. On what ours left, targeted Auto-PGD on "
-            f"{DRAWS} fixed draws brings the accuracy down to {noise['after_targeted']:.1f}: so much of the distance "
-            "to the bare model is the attack's, and of the rest this says nothing.",
+            f"{DRAWS} fixed draws brings the accuracy down to {noise['after_targeted']:.1f}: that part of the "
+            "distance to the bare model is the attack's; of the rest this says nothing.",
             "CPU seconds, and those of the indicators, which probe 64 inputs.",
             markdown_table(("mask", *names, "ours, cascade", "indicators"), seconds),
         ]

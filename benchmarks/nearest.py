@@ -13,7 +13,7 @@ the median on other inputs of each model).
     pip install requests gitpython
 
     python benchmarks/attack_models.py --folder MODELS --data ROOT
-    python benchmarks/nearest.py --models MODELS --data ROOT                        # about five minutes
+    python benchmarks/nearest.py --models MODELS --data ROOT                        # about seven minutes
     python benchmarks/nearest.py --models MODELS --data ROOT --only mnist-standard
 """
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from torch import nn
 
 import holdfast as hf
@@ -327,7 +327,8 @@ def data_get(
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> Table:
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    named = [Column(name, no_wrap=name == "name") for name in columns]
+    table = Table(*named, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*row)
     return table

@@ -26,7 +26,7 @@ SHORT = 100
 """Queries of the random search that every survivor gets."""
 CLOSE = 0.4
 """Share of the clean margin; where less is left of it, a long random search pays."""
-FARTHER = 0.25
+FARTHER = 0.35
 """Share of the clean margin; where the short search has taken away so much more than the gradient, there is doubt."""
 
 
