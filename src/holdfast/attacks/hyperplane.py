@@ -24,35 +24,45 @@ def move_to_hyperplane(x: Tensor, w: Tensor, b: Tensor, norm: str, low: float = 
         low, high: the box.
     """
     gap = (x * w).sum(-1) - b
-    against = w * (1 - 2 * (gap >= 0).to(w.dtype))[..., None]
-    room = torch.where(against < 0, x - low, high - x).clamp_(min=0)
-    size = w.abs()
-    if norm == "l1":
-        moved = _largest_first(size, gap.abs(), room)
+    direction = w.sign() * (1 - 2 * (gap >= 0).to(w.dtype))[..., None]
+    room = (low + high - 2 * x).mul_(direction).add_(high - low).mul_(0.5).clamp_(min=0)
+    size, gap = w.abs(), gap.abs()
+    if norm == "linf":
+        moved = torch.minimum(_level(gap, size, room)[..., None], room)
+    elif norm == "l2":
+        stop = room / size.clamp(min=torch.finfo(size.dtype).tiny)
+        moved = torch.minimum(_level(gap, size**2, stop)[..., None] * size, room)
     else:
-        weight = torch.ones_like(size) if norm == "linf" else size
-        moved = torch.minimum(_level(size, weight, gap.abs(), room)[..., None] * weight, room)
-    return moved * against.sign()
+        moved = _largest_first(size, gap, room)
+    return moved.mul_(direction)
 
 
-def _level(size: Tensor, weight: Tensor, gap: Tensor, room: Tensor) -> Tensor:
-    """The s with sum_j size_j min(s weight_j, room_j) = gap, shape (..., B).
+def _level(gap: Tensor, gain: Tensor, stop: Tensor) -> Tensor:
+    """The s with sum_j gain_j min(s, stop_j) = gap, shape (..., B) as gap; gain is (B, D), stop (..., B, D).
 
     The sum is concave and piecewise linear in s. Newton's method from s = 0 thus never passes the solution and ends on
-    it: each round stops at least one more value at its room. A handful of rounds cost far less than a sort.
+    it: each round stops at least one more value. Most rows take two or three rounds, which cost far less than a sort;
+    the few that take more go on by themselves.
     """
-    tiny = torch.finfo(size.dtype).tiny
-    stop, gain, full = room / weight.clamp(min=tiny), size * weight, size * room
-    s, whole = torch.zeros_like(gap), full.sum(-1)
+    shape, tiny = gap.shape, torch.finfo(gain.dtype).tiny
+    full = (gain * stop).flatten(0, -2)
+    gap, gain, stop = gap.flatten(), gain.expand_as(stop).flatten(0, -2), stop.flatten(0, -2)
+    whole, level = full.sum(-1), torch.zeros_like(gap)
+    s, rows = level, torch.arange(len(gap), device=gap.device)
     while True:
-        moving = (stop > s[..., None]).to(size.dtype)  # products with a mask cost less than `torch.where`
+        # A comparison written as numbers, and products with them, cost a tenth of booleans and `torch.where`.
+        moving = torch.gt(stop, s[:, None], out=torch.empty_like(stop))
         slope = (moving * gain).sum(-1)
-        spent = whole - (moving * full).sum(-1)
+        spent = whole - moving.mul_(full).sum(-1)
         # A plane out of reach: any level beyond the last stop will do, as long as it is finite.
         ahead = torch.maximum(s, ((gap - spent) / slope.clamp(min=tiny)).clamp(max=1 / tiny**0.5))
-        if not bool((ahead > s).any()):  # also where a NaN, which equals nothing, came in
-            return s
-        s = ahead
+        further = ahead > s  # nowhere where a NaN, which is above nothing, came in
+        left = int(further.sum())
+        if left == 0:
+            return level.view(shape)
+        level[rows], s = ahead, ahead
+        if 2 * left < len(rows):
+            rows, s, gap, gain, stop, full, whole = (t[further] for t in (rows, s, gap, gain, stop, full, whole))
 
 
 def _largest_first(size: Tensor, gap: Tensor, room: Tensor) -> Tensor:
