@@ -31,6 +31,7 @@ class _Entry:
     reference: str
     input_shape: Shape
     classes: int
+    composite: bool
 
     def options(self) -> dict[str, Any]:
         """Keyword-only options of the builder, with their defaults."""
@@ -61,12 +62,17 @@ def add_architecture(
     *,
     input_shape: Shape = (1, 28, 28),
     classes: int = 10,
+    composite: bool = False,
     **defaults: object,
 ) -> None:
-    """Put a builder into the table under `name`, with other default options than its own if `defaults` are given."""
+    """Put a builder into the table under `name`, with other default options than its own if `defaults` are given.
+
+    The builder of a `composite` makes its parts with `make_model`: it gets the arguments of that as they came, and
+    writes the recipe itself.
+    """
     if name in _ENTRIES:
         raise ValueError(f"architecture '{name}' is registered twice")
-    _ENTRIES[name] = _Entry(partial(build, **defaults), summary, reference, input_shape, classes)
+    _ENTRIES[name] = _Entry(partial(build, **defaults), summary, reference, input_shape, classes, composite)
 
 
 def make_model(
@@ -96,6 +102,9 @@ def make_model(
     if name not in _ENTRIES:
         raise InputError(f"unknown architecture '{name}'. " + did_you_mean(str(name), _ENTRIES))
     entry = _ENTRIES[name]
+    if entry.composite:
+        with _seeded(seed):
+            return entry.build(input_shape=input_shape, classes=classes, normalize=normalize, **options)
     known = entry.options()
     for option in options:
         if option not in known:
