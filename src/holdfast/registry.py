@@ -26,6 +26,7 @@ class Method:
         reference: author, title, year.
         function: the function itself.
         stochastic: whether it can be trusted on a model that draws random numbers.
+        part: of a training method, the part of a recipe that it fills: "objective", "attack", "targets", ...
     """
 
     kind: Kind
@@ -36,6 +37,7 @@ class Method:
     reference: str
     function: Callable[..., Any]
     stochastic: bool = False
+    part: str = ""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -69,13 +71,14 @@ def register(
     guarantee: Guarantee = "none",
     threats: tuple[str, ...] = (),
     stochastic: bool = False,
+    part: str = "",
 ) -> Callable[[F], F]:
     """Decorator that puts a function into the table under `name`."""
 
     def add(function: F) -> F:
         if name in _METHODS[kind]:
             raise ValueError(f"{kind} '{name}' is registered twice")
-        _METHODS[kind][name] = Method(kind, name, summary, guarantee, threats, reference, function, stochastic)
+        _METHODS[kind][name] = Method(kind, name, summary, guarantee, threats, reference, function, stochastic, part)
         return function
 
     return add

@@ -45,7 +45,8 @@ def toy_recipe() -> dict[str, Any]:
         "epochs": 4,
         "batch_size": 16,
         "validation": 0.2,
-        "objective": {"name": "at", "steps": 2},
+        "objective": {"name": "at"},
+        "attack": {"name": "pgd", "steps": 2},
         "optimizer": {"name": "sgd", "lr": 0.1},
         "evaluate": {"attack_steps": 2},
     }

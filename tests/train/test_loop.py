@@ -15,7 +15,7 @@ from holdfast.models import load_model, make_model
 from holdfast.train import Interrupted, load_recipe, train
 from holdfast.train import files as run_files
 
-TIMES = ("seconds", "images_per_second")
+TIMES = ("seconds", "images_per_second", "peak_memory_mb")
 
 
 def without_times(history):
@@ -84,7 +84,7 @@ def test_interrupt_in_the_middle_of_an_epoch(toy_recipe, make_toy_model, toy_dat
         return cross_entropy(logits, y), {"accuracy": (logits.argmax(1) == y).float().mean()}
 
     add_objective("test-killed", objective)
-    toy_recipe["objective"] = {"name": "test-killed"}
+    toy_recipe |= {"objective": {"name": "test-killed"}, "attack": None}
     handler = signal.getsignal(signal.SIGINT)
     whole = train(toy_recipe, make_toy_model(), toy_data)
     kill.append(at_step)
@@ -102,7 +102,7 @@ def test_interrupt_without_a_folder_says_so(toy_recipe, make_toy_model, toy_data
         return cross_entropy(model(x), y), {}
 
     add_objective("test-stop", objective)
-    toy_recipe["objective"] = {"name": "test-stop"}
+    toy_recipe |= {"objective": {"name": "test-stop"}, "attack": None}
     with pytest.raises(Interrupted, match="nothing is kept"):
         train(toy_recipe, make_toy_model(), toy_data)
 
@@ -114,7 +114,7 @@ def test_second_signal_stops_at_once(toy_recipe, make_toy_model, toy_data, add_o
         raise AssertionError("still running")
 
     add_objective("test-twice", objective)
-    toy_recipe["objective"] = {"name": "test-twice"}
+    toy_recipe |= {"objective": {"name": "test-twice"}, "attack": None}
     with pytest.raises(KeyboardInterrupt):
         train(toy_recipe, make_toy_model(), toy_data)
 
@@ -260,7 +260,7 @@ def test_room_for_caches_and_weight_perturbations(toy_recipe, make_toy_model, to
         return cross_entropy(functional_call(model, perturbed, (x + delta.detach(),)), y), {"visits": visits.max()}
 
     add_objective("test-cached", objective)
-    toy_recipe |= {"objective": {"name": "test-cached"}, "augment": {"crop": 1}}
+    toy_recipe |= {"objective": {"name": "test-cached"}, "attack": None, "augment": {"crop": 1}}
     whole = train(toy_recipe, make_toy_model(), toy_data)
     assert [row["train_visits"] for row in whole.history] == [1, 2, 3, 4]
     train(toy_recipe, make_toy_model(), toy_data, out=tmp_path / "run", epochs=2)
@@ -281,7 +281,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(
         return loss, {}
 
     add_objective("test-nan", objective)
-    toy_recipe["objective"] = {"name": "test-nan"}
+    toy_recipe |= {"objective": {"name": "test-nan"}, "attack": None}
     with pytest.raises(HoldfastError, match=rf"the {what} became (nan|inf) in epoch 2, batch 2"):
         train(toy_recipe, make_toy_model(), toy_data, out=tmp_path / "run")
     saved = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)

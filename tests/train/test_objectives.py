@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -5,11 +7,12 @@ from torch import nn
 from holdfast import InputError, Linf, methods
 from holdfast.random import Noise
 from holdfast.train.augment import Transform
-from holdfast.train.context import Context, in_mode
+from holdfast.train.context import Context, Parts, in_mode
+from holdfast.train.inner import pgd
 from holdfast.train.objectives import adversarial, standard
 
 
-def make_context(count, threat=None):
+def make_context(count, threat=None, **attack):
     index = torch.arange(count)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     return Context(
@@ -23,6 +26,7 @@ def make_context(count, threat=None):
         count=count,
         optimizer=optimizer,
         adversary=threat,
+        parts=Parts(attack=partial(pgd, **attack)),
     )
 
 
@@ -53,7 +57,7 @@ def test_standard_is_the_cross_entropy(linear):
 @pytest.mark.parametrize("random_start", [True, False])
 def test_at_reaches_the_exact_worst_case_of_a_linear_model(linear, random_start):
     x, y = 0.3 + 0.4 * torch.rand(6, 3), torch.tensor([0, 1, 1, 0, 1, 0])
-    loss, _ = adversarial(linear, x, y, make_context(6, Linf(0.1)), steps=5, random_start=random_start)
+    loss, _ = adversarial(linear, x, y, make_context(6, Linf(0.1), steps=5, random_start=random_start))
     # Every value moves by 0.1 against the margin: it falls by 0.1 * |w|_1.
     margin = (x @ torch.tensor([2.0, -1.0, 0.5])) * (2 * y - 1) - 0.1 * 3.5
     assert loss.item() == pytest.approx(torch.log1p(torch.exp(-margin)).mean().item(), rel=1e-5)
@@ -64,9 +68,8 @@ def test_at_reaches_the_exact_worst_case_of_a_linear_model(linear, random_start)
 
 def test_at_step_size_limits_the_reach(linear):
     x, y = torch.full((2, 3), 0.5), torch.tensor([0, 1])
-    context = make_context(2, Linf(0.1))
     losses = [
-        adversarial(linear, x, y, context, steps=2, step_size=size, random_start=False)[0].item()
+        adversarial(linear, x, y, make_context(2, Linf(0.1), steps=2, step_size=size, random_start=False))[0].item()
         for size in (0.01, 0.05)
     ]
     assert losses[0] < losses[1]
@@ -78,19 +81,17 @@ def test_at_mode_of_the_attack():
     updates = {}
     for mode in ("eval", "train"):
         before = int(model[1].num_batches_tracked)
-        adversarial(model, x, y, make_context(8, Linf(0.1)), steps=3, attack_mode=mode)
+        adversarial(model, x, y, make_context(8, Linf(0.1), steps=3, mode=mode))
         updates[mode] = int(model[1].num_batches_tracked) - before
         assert model.training
         assert model[1].training
     assert updates == {"eval": 1, "train": 4}
 
 
-def test_at_needs_a_threat_and_a_step(linear):
+def test_at_needs_a_threat(linear):
     x, y = torch.rand(2, 3), torch.tensor([0, 1])
     with pytest.raises(InputError, match="threat: missing"):
         adversarial(linear, x, y, make_context(2))
-    with pytest.raises(InputError, match=r"objective\.steps: expected an integer >= 1, got 0"):
-        adversarial(linear, x, y, make_context(2, Linf(0.1)), steps=0)
 
 
 def test_modes_are_restored_one_by_one():

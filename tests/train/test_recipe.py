@@ -10,6 +10,7 @@ from holdfast.train.recipe import to_table, to_toml
 from holdfast.train.validate import Choice
 
 BASE = {"epochs": 3, "objective": {"name": "standard"}, "optimizer": {"lr": 0.1}}
+AT = {"objective": {"name": "at"}, "threat": "l2:1"}
 
 
 def test_shipped_recipes_are_valid_and_say_what_they_need():
@@ -21,10 +22,10 @@ def test_shipped_recipes_are_valid_and_say_what_they_need():
 def test_published_settings():
     cifar = load_recipe("cifar10-at")
     assert cifar.adversary == Linf(8 / 255)
-    assert cifar.objective.options["step_size"] == 2 / 255
+    assert cifar.attack.options["step_size"] == 2 / 255
     assert (cifar.epochs, cifar.optimizer.lr, cifar.optimizer.weight_decay) == (200, 0.1, 5e-4)
     mnist = load_recipe("mnist-at")
-    assert (mnist.threat, mnist.objective.options["steps"], mnist.objective.options["step_size"]) == (
+    assert (mnist.threat, mnist.attack.options["steps"], mnist.attack.options["step_size"]) == (
         "linf:0.3",
         40,
         0.01,
@@ -33,7 +34,7 @@ def test_published_settings():
 
 def test_defaults_of_objective_and_schedule_are_written_out():
     recipe = load_recipe({**BASE, "threat": "l2:1", "objective": {"name": "at"}, "learning_rate": {"name": "cosine"}})
-    assert recipe.objective.options == {"steps": 10, "step_size": None, "random_start": True, "attack_mode": "eval"}
+    assert recipe.attack == Choice("pgd", {"steps": 10, "step_size": None, "random_start": True, "mode": "eval"})
     assert recipe.learning_rate == Choice("cosine", {"final": 0.0})
 
 
@@ -78,7 +79,8 @@ def test_another_name_drops_the_options_of_the_old_one():
     recipe = load_recipe("cifar10-at", {"learning_rate.name": "cosine", "objective.name": "standard"})
     assert recipe.learning_rate == Choice("cosine", {"final": 0.0})
     assert recipe.objective == Choice("standard", {})
-    assert load_recipe("cifar10-at", {"objective.name": "at"}).objective.options["step_size"] == 2 / 255
+    assert recipe.attack is None
+    assert load_recipe("cifar10-at", {"objective.name": "at"}).attack.options["step_size"] == 2 / 255
 
 
 @pytest.mark.parametrize(
@@ -122,11 +124,33 @@ def test_bad_override_texts(text):
         ({"threat": "linf:-0.1"}, r"threat: the budget of 'linf' must be .* >= 0, got -0\.1"),
         ({"threat": "lif:1"}, r"threat: unknown threat 'lif'.*Did you mean"),
         ({"objective": {"steps": 3}}, r"objective\.steps: unknown option\. Known: none"),
-        ({"objective.name": "standrd"}, r"objective\.name: unknown train method 'standrd'\. Did you mean 'standard'"),
+        ({"objective.name": "standrd"}, r"objective\.name: unknown name 'standrd'\. Did you mean 'standard'"),
         ({"objective": "at"}, r"objective: expected a table with a name, got 'at'"),
         ({"objective.name": "at"}, r"threat: missing; the objective 'at' needs one"),
-        ({"objective.name": "at", "objective.steps": "x", "threat": "l2:1"}, r"objective\.steps: expected an integer"),
-        ({"objective": {"name": "at", "attack_mode": "evl"}, "threat": "l2:1"}, r"attack_mode: unknown value 'evl'"),
+        ({**AT, "attack": {"name": "pgd", "steps": "x"}}, r"attack\.steps: expected an integer >= 1, got 'x'"),
+        ({**AT, "attack": {"name": "pgd", "steps": 0}}, r"attack\.steps: expected an integer >= 1, got 0"),
+        ({**AT, "attack": {"name": "pgd", "mode": "evl"}}, r"attack\.mode: unknown value 'evl'"),
+        ({**AT, "attack": {"name": "pdg"}}, r"attack: unknown name 'pdg'\. Did you mean 'pgd'"),
+        ({**AT, "attack": {"name": "trh"}}, r"attack: 'trh' does not fit here, it goes into \[regularizers\.trh\]"),
+        ({**AT, "attack": {"name": "n-fgsm"}}, r"attack: method 'n-fgsm' does not handle the threat 'l2:1'"),
+        ({**AT, "regularizers": {"trh": {"weigth": 1.0}}}, r"regularizers\.trh\.weigth: unknown option\. Did you mean"),
+        ({**AT, "regularizers": {"trh": {"weight": -1.0}}}, r"regularizers\.trh\.weight: expected a number >= 0"),
+        ({**AT, "regularizers": {"awp": {}}}, r"regularizers\.awp: 'awp' does not fit here, it goes into \[perturb_"),
+        ({**AT, "regularizers": {"trh": 3}}, r"regularizers\.trh: expected a table, got 3"),
+        ({**AT, "targets": {"name": "geometry"}, "attack": {"name": "fgsm"}}, r"targets\.name: 'geometry' counts"),
+        ({"attack": {"name": "pgd"}}, r"attack: the objective 'standard' has no such part; it takes: targets"),
+        ({"periods": [1, 5]}, r"periods: expected rising epochs that end with epochs = 3, got \[1, 5\]"),
+        ({"periods": [1, 3], "average.name": "ema"}, r"periods: excludes average"),
+        ({"extra": {"data": "x", "share": 2.0}}, r"extra\.share: expected a number between 0 and 1, got 2\.0"),
+        ({"evaluate.patience": 0}, r"evaluate\.patience: expected an integer >= 1, got 0"),
+        (
+            {**AT, "objective": {"name": "alp", "pair": "logits"}, "regularizers": {"trh": {}}},
+            r"objective\.pair: the curvature that 'trh' needs",
+        ),
+        (
+            {**AT, "regularizers": {"trh": {"network": "full"}}, "perturb_weights": {"name": "awp"}},
+            r"regularizers\.trh\.network: 'full' excludes perturb_weights",
+        ),
         ({"learning_rate.name": "cosin"}, r"learning_rate\.name: unknown schedule 'cosin'\. Did you mean 'cosine'"),
         ({"learning_rate.name": "step"}, r"learning_rate\.every: missing"),
         ({"learning_rate": {"name": "step", "every": -1}}, r"learning_rate: the step schedule needs every > 0"),

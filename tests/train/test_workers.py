@@ -43,6 +43,8 @@ batch_size = 20
 validation = 0
 [objective]
 name = "at"
+[attack]
+name = "pgd"
 steps = 2
 [optimizer]
 lr = 0.2

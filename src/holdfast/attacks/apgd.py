@@ -101,10 +101,10 @@ class _State:
         return _State(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def keep(self, better: Tensor, values: Tensor) -> None:
-        """Takes the iterate as the best one where it is; in place, for this is done at every step."""
-        mask = _wide(better, self.x)
-        torch.where(mask, self.x_adv, self.best, out=self.best)
-        torch.where(mask, self.gradient, self.best_gradient, out=self.best_gradient)
+        """Takes the iterate as the best one where it is; row by row, for `torch.where` costs ten times as much."""
+        rows = better.nonzero()[:, 0]
+        self.best.index_copy_(0, rows, self.x_adv.index_select(0, rows))
+        self.best_gradient.index_copy_(0, rows, self.gradient.index_select(0, rows))
         self.best_loss = torch.where(better, values, self.best_loss)
 
     def back_to_best(self, where: Tensor) -> None:

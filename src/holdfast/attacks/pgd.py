@@ -1,5 +1,6 @@
 """Projected gradient ascent on the loss: FGSM, PGD, and the inner loop of adversarial training."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -51,14 +52,23 @@ def perturb(
     step_size: float,
     loss: str | Loss = "ce",
     random_start: bool = True,
+    start: Tensor | None = None,
     sparsity: float = 0.01,
+    watch: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """The last iterate of projected gradient ascent, all steps for every input: what adversarial training needs."""
+    """The last iterate of projected gradient ascent, all steps for every input: what adversarial training needs.
+
+    It starts at `start` if that is given; `watch` is shown the logits (B, K) at each iterate but the last.
+    """
     loss = get_loss(loss)
-    x_adv = threat.random_start(x, noise) if random_start else x
+    x_adv = x if start is None else start
+    if random_start and start is None:
+        x_adv = threat.random_start(x, noise)
     with frozen(model):
         for _ in range(steps):
-            gradient, _, _ = input_gradient(model, x_adv, y, loss)
+            gradient, _, logits = input_gradient(model, x_adv, y, loss)
+            if watch is not None:
+                watch(logits)
             x_adv = threat.project(x_adv + step_size * steepest(threat, gradient, x_adv, sparsity), x)
     return x_adv.detach()
 

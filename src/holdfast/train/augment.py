@@ -27,19 +27,43 @@ class Transform:
         """Crop, then flip; (B, C, H, W) to the same shape."""
         if self.offset is not None:
             x = _crop(x, self.padding, self.offset)
-        if self.flipped is not None:
-            x = torch.where(self.flipped[:, None, None, None], x.flip(-1), x)
-        return x
+        return self._flip(x)
+
+    def _flip(self, x: Tensor) -> Tensor:
+        return x if self.flipped is None else torch.where(self.flipped[:, None, None, None], x.flip(-1), x)
+
+    @property
+    def margin(self) -> int:
+        """Pixels that the frame of the images is wider than an image, on every side."""
+        return 0 if self.offset is None else self.padding
+
+    def read(self, frame: Tensor) -> Tensor:
+        """What the batch sees of something kept in the frame of the padded images, (B, C, H + 2 margin, ...)."""
+        if self.offset is not None:
+            frame = frame[_places(frame, self.padding, self.offset)]
+        return self._flip(frame)
+
+    def write(self, values: Tensor, frame: Tensor) -> Tensor:
+        """`frame` with what the batch saw of it replaced by `values` (B, C, H, W): the inverse of `read`."""
+        values = self._flip(values)
+        if self.offset is None:
+            return values
+        return frame.index_put(_places(frame, self.padding, self.offset), values)
 
 
 def _crop(x: Tensor, padding: int, offset: Tensor) -> Tensor:
-    batch, channels, height, width = x.shape
     padded = torch.nn.functional.pad(x, [padding] * 4)
-    rows = offset[:, :1] + torch.arange(height, device=x.device)
-    columns = offset[:, 1:] + torch.arange(width, device=x.device)
-    image = torch.arange(batch, device=x.device)[:, None, None, None]
-    channel = torch.arange(channels, device=x.device)[None, :, None, None]
-    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    return padded[_places(padded, padding, offset)]
+
+
+def _places(padded: Tensor, padding: int, offset: Tensor) -> tuple[Tensor, ...]:
+    """Indices of the crops in the padded images, for reading and writing."""
+    batch, channels, height, width = padded.shape
+    rows = offset[:, :1] + torch.arange(height - 2 * padding, device=padded.device)
+    columns = offset[:, 1:] + torch.arange(width - 2 * padding, device=padded.device)
+    image = torch.arange(batch, device=padded.device)[:, None, None, None]
+    channel = torch.arange(channels, device=padded.device)[None, :, None, None]
+    return image, channel, rows[:, None, :, None], columns[:, None, None, :]
 
 
 def draw_transform(noise: Noise, *, crop: int, flip: bool) -> Transform:

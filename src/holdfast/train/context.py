@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,6 +16,24 @@ from holdfast.train.augment import Transform
 
 Metrics = Mapping[str, Tensor | float]
 Objective = Callable[..., tuple[Tensor, Metrics]]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a recipe sets beside the objective, with its options filled in; None where the recipe has none.
+
+    Attributes:
+        attack: finds the adversarial examples.  targets: what the outputs are compared with.
+        regularizers: terms that are added to the loss, by name.
+        perturb_weights: moves the weights before the loss is taken.
+        top: name of the model's linear top layer, where a part needs it.
+    """
+
+    attack: partial[Any] | None = None
+    targets: partial[Any] | None = None
+    regularizers: Mapping[str, partial[Any]] = field(default_factory=dict)
+    perturb_weights: partial[Any] | None = None
+    top: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +57,8 @@ class Context:
         count: number of training examples.
         optimizer: for its learning rate and its own state; the loop takes the step.
         adversary: the threat at the budget scheduled for this step, or None if the recipe has none.
+        parts: the other parts of the recipe, for an objective that is composed of them.
+        notes: per-example tensors (B,) that one part of this step leaves for another; their means go into the history.
     """
 
     epoch: int
@@ -49,6 +71,8 @@ class Context:
     count: int
     optimizer: Optimizer
     adversary: Threat | None
+    parts: Parts = Parts()
+    notes: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def threat(self) -> Threat:

@@ -9,6 +9,8 @@ from holdfast.threats import Threat
 from holdfast.train.context import in_mode
 from holdfast.train.workers import Workers
 
+SINGLE_STEP_SIZE = 1.25  # in units of the budget, as in training with one step from a random start
+
 
 def evaluate(
     model: nn.Module,
@@ -20,8 +22,12 @@ def evaluate(
     batch_size: int,
     seed: int,
     team: Workers,
+    single_step: bool = False,
 ) -> dict[str, float]:
     """Fractions of the inputs classified right: "clean", and "robust" under PGD if there is a threat.
+
+    With `single_step` also "single", under one step from a random start: where that is far above "robust", the model
+    has learned to resist one step alone.
 
     Each process takes its share of the inputs; the answer depends neither on their number nor on the batch size.
 
@@ -36,7 +42,7 @@ def evaluate(
     """
     place = next(model.parameters())
     attacked = threat is not None and attack_steps > 0
-    clean = robust = 0
+    clean = robust = single = 0
     with in_mode(model, False), torch.no_grad():
         for index in torch.arange(len(x))[team.rank :: team.count].split(batch_size):
             inputs, labels = x[index].to(place), y[index].to(place.device)
@@ -46,6 +52,10 @@ def evaluate(
                 noise = Noise(seed, index.to(place.device))[right]
                 broken = pgd(model, inputs[right], labels[right], threat, noise=noise, steps=attack_steps).success
                 robust += int((~broken).sum())
-    clean_count, robust_count = team.total([clean, robust])
-    scores = {"clean": clean_count / len(x)}
-    return {**scores, "robust": robust_count / len(x)} if attacked else scores
+                if single_step:
+                    size = SINGLE_STEP_SIZE * threat.budget
+                    once = pgd(model, inputs[right], labels[right], threat, noise=noise, steps=1, step_size=size)
+                    single += int((~once.success).sum())
+    counts = dict(zip(("clean", "robust", "single"), team.total([clean, robust, single]), strict=True))
+    shown = ("clean", *(("robust",) if attacked else ()), *(("single",) if attacked and single_step else ()))
+    return {key: counts[key] / len(x) for key in shown}

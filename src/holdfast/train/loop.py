@@ -17,18 +17,14 @@ from holdfast.registry import get
 from holdfast.results import TrainResult
 from holdfast.train import files
 from holdfast.train.augment import draw_transform
+from holdfast.train.averages import pas, refresh_batch_norm
+from holdfast.train.collapse import warn_of_collapse
 from holdfast.train.context import Context
 from holdfast.train.display import display, write_scalars
 from holdfast.train.evaluate import evaluate
 from holdfast.train.interrupt import Interrupted, stop_on_signal
-from holdfast.train.optimize import (
-    gradient_norm,
-    learning_rate,
-    make_average,
-    make_optimizer,
-    refresh_batch_norm,
-    set_learning_rate,
-)
+from holdfast.train.memory import peak_memory
+from holdfast.train.optimize import gradient_norm, learning_rate, make_average, make_optimizer, set_learning_rate
 from holdfast.train.recipe import Recipe, Source, load_recipe
 from holdfast.train.schedules import BUDGETS, with_budget
 from holdfast.train.setup import Task, fingerprint, open_run, prepare, run_folder
@@ -91,11 +87,11 @@ def train(
             open_run(folder, task, run, team, resume=resume)
             save(folder, run, team)
 
-        batches = shuffled(len(task.train), plan, 0)
+        batches = shuffled(task, 0)
         with display(progress and team.leads, epochs=plan.epochs, batches=len(batches)) as shown:
-            while run.epoch < plan.epochs:
+            while run.epoch < plan.epochs and not run_out(run, plan):
                 shown.show_epoch(run.epoch, run.history[-1] if run.history else {})
-                batches = shuffled(len(task.train), plan, run.epoch)
+                batches = shuffled(task, run.epoch)
                 model.train()
                 while run.batch < len(batches):
                     started = time.perf_counter()
@@ -130,17 +126,43 @@ def train(
                         write_scalars(folder / files.TENSORBOARD, run.history[-1])
 
         load_weights(model, copy_weights(run.judged) if run.best is None else run.best.weights)
-        model.eval()
+        trained = pas(model, run.snapshots) if plan.periods else model
+        trained.eval()
         if folder is not None and team.leads:
-            save_model(model, folder / files.MODEL, recipe=plan.name, threat=plan.threat or "none")
+            save_model(trained, folder / files.MODEL, recipe=plan.name, threat=plan.threat or "none")
         team.wait()
-        return TrainResult(model, run.history, folder)
+        return TrainResult(trained, run.history, folder)
 
 
-def shuffled(count: int, recipe: Recipe, epoch: int) -> tuple[Tensor, ...]:
-    """The global batches of an epoch, as indices: an order that follows from the seed and the epoch alone."""
-    order = Noise.for_batch(recipe.seed, count).fork(_ORDER).fork(epoch).bits(()).argsort()
-    return torch.split(order, recipe.batch_size)
+def shuffled(task: Task, epoch: int) -> list[Tensor]:
+    """The global batches of an epoch, as indices: an order that follows from the seed and the epoch alone.
+
+    With additional data, which follow the others in the training split, each batch holds its share of both, and an
+    epoch is a pass over the additional data. Batches that the objective replays come as often.
+    """
+    recipe, seed = task.recipe, task.recipe.seed
+
+    def order(count: int, turn: int) -> Tensor:
+        return Noise.for_batch(seed, count).fork(_ORDER).fork(turn).bits(()).argsort()
+
+    if task.extra == 0 or recipe.extra is None:
+        batches = list(torch.split(order(len(task.train), epoch), recipe.batch_size))
+    else:
+        own, size = len(task.train) - task.extra, recipe.batch_size
+        new = max(1, min(size - 1, round(recipe.extra.share * size)))
+        extra = [own + part for part in torch.split(order(task.extra, epoch), new)]
+        need, first = (size - new) * len(extra), (size - new) * len(extra) * epoch
+        turns = range(first // own, (first + need - 1) // own + 1)
+        stream = torch.cat([order(own, turn) for turn in turns])[first % own :]
+        batches = [torch.cat(pair) for pair in zip(torch.split(stream[:need], size - new), extra, strict=True)]
+    replays = int(recipe.objective.options.get("replays", 1))
+    return [batch for batch in batches for _ in range(replays)]
+
+
+def run_out(run: RunState, recipe: Recipe) -> bool:
+    """Whether the best epoch lies further back than the patience of the recipe."""
+    patience = recipe.evaluate.patience
+    return patience is not None and run.best is not None and run.epoch - run.best.epoch >= patience
 
 
 def make_batch(task: Task, run: RunState, index: Tensor, batches: int) -> tuple[Tensor, Tensor, Context]:
@@ -155,6 +177,7 @@ def make_batch(task: Task, run: RunState, index: Tensor, batches: int) -> tuple[
         epoch=run.epoch,
         step=step,
         progress=t / recipe.epochs,
+        parts=task.parts,
         index=noise.index,
         noise=noise.fork(_ATTACK).fork(step),
         transform=transform,
@@ -168,7 +191,7 @@ def make_batch(task: Task, run: RunState, index: Tensor, batches: int) -> tuple[
 
 def budget_factor(recipe: Recipe, t: float) -> float:
     """Share of the threat's budget at the progress `t`, in epochs."""
-    return BUDGETS[recipe.budget.name](t, recipe.epochs, **recipe.budget.options)
+    return BUDGETS[recipe.budget.name](*recipe.period(t), **recipe.budget.options)
 
 
 def update_average(run: RunState, recipe: Recipe, kind: str) -> bool:
@@ -179,7 +202,7 @@ def update_average(run: RunState, recipe: Recipe, kind: str) -> bool:
     return True
 
 
-def inputs(task: Task, batches: tuple[Tensor, ...]) -> Iterator[Tensor]:
+def inputs(task: Task, batches: list[Tensor]) -> Iterator[Tensor]:
     """The training inputs as they are, batch by batch."""
     place = next(task.model.parameters())
     return (task.train.x[index].to(place) for index in batches)
@@ -187,7 +210,7 @@ def inputs(task: Task, batches: tuple[Tensor, ...]) -> Iterator[Tensor]:
 
 def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None:
     """Validates, notes the best epoch (the later one of equals), and closes the epoch with its row of the history."""
-    recipe, count = task.recipe, len(task.train)
+    recipe, count = task.recipe, run.examples
     t = run.epoch + (batches - 0.5) / batches
     figures = {key: total / count for key, total in run.totals.items()}
     row: dict[str, Any] = {
@@ -199,7 +222,11 @@ def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None
     }
     scores = validate(task.validation, task, run, team)
     row |= {f"validation_{key}": value for key, value in scores.items()}
-    row |= {"seconds": run.seconds, "images_per_second": count / run.seconds}
+    if recipe.single_step and "single" in scores:
+        row["collapsed"] = warn_of_collapse(row, run.history)
+    row |= {"seconds": run.seconds, "images_per_second": count / run.seconds, "peak_memory_mb": peak_memory()}
+    if run.epoch + 1 in recipe.periods:
+        run.snapshots.append(copy_weights(run.judged))
     ready = run.average is None or run.averaging
     if scores and ready and (run.best is None or scores[recipe.selects] >= run.best.score):
         run.best = Best(run.epoch + 1, scores[recipe.selects], copy_weights(run.judged))
@@ -219,6 +246,7 @@ def validate(split: Split | None, task: Task, run: RunState, team: Workers) -> d
         attack_steps=task.recipe.evaluate.attack_steps,
         batch_size=task.recipe.batch_size,
         seed=task.recipe.seed + _VALIDATE,
+        single_step=task.recipe.single_step,
         team=team,
     )
 

@@ -1,13 +1,12 @@
 """Optimisers and averages of the weights, all of them torch's own."""
 
-from collections.abc import Iterable
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.optim.swa_utils import AveragedModel
 
 from holdfast.errors import InputError
+from holdfast.train.averages import ema, swa
 from holdfast.train.recipe import AveragePart, OptimizerPart, Recipe
 from holdfast.train.schedules import LEARNING_RATES, warm_up
 
@@ -27,9 +26,9 @@ def make_optimizer(part: OptimizerPart, model: nn.Module) -> Optimizer:
 
 def learning_rate(recipe: Recipe, t: float) -> float:
     """The learning rate at the progress `t`, in epochs."""
-    choice = recipe.learning_rate
-    factor = LEARNING_RATES[choice.name](t, recipe.epochs, **choice.options)
-    return recipe.optimizer.lr * factor * warm_up(t, recipe.warmup)
+    choice, (position, length) = recipe.learning_rate, recipe.period(t)
+    factor = LEARNING_RATES[choice.name](position, length, **choice.options)
+    return recipe.optimizer.lr * factor * warm_up(position, recipe.warmup)
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
@@ -48,21 +47,7 @@ def gradient_norm(model: nn.Module, clip_norm: float | None) -> float:
 
 
 def make_average(part: AveragePart, model: nn.Module) -> AveragedModel | None:
-    """The running average of the weights, or None.
-
-    An exponential average takes the buffers (batch-norm statistics) along; the equal-weight average of SWA recomputes
-    them (`refresh_batch_norm`), since its weights may lie far from every point of the trajectory.
-    """
+    """The average of the weights that the recipe asks for."""
     if part.name == "none":
         return None
-    if part.name == "ema":
-        return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(part.decay), use_buffers=True)
-    return AveragedModel(model)
-
-
-def refresh_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Running statistics of batch norm over the batches (B, ...); does nothing for a model without it.
-
-    Izmailov et al., "Averaging weights leads to wider optima and better generalization", 2018.
-    """
-    update_bn(batches, model)
+    return ema(model, decay=part.decay) if part.name == "ema" else swa(model)

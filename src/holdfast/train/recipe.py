@@ -4,6 +4,7 @@ A recipe comes from a shipped name, a TOML file, a run folder, a dict or a `Reci
 result is fully resolved: every default is written out, so that the `recipe.toml` of a run repeats it.
 """
 
+import bisect
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -11,11 +12,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.errors import InputError, StorageError, did_you_mean
-from holdfast.registry import get
+from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
+from holdfast.registry import Method, get, methods
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
-from holdfast.train import objectives as _objectives  # noqa: F401  (registers them)
+from holdfast.train import averages as _averages  # noqa: F401  (registers them)
+from holdfast.train import inner as _inner  # noqa: F401
+from holdfast.train import regularizers as _regularizers  # noqa: F401
+from holdfast.train import targets as _targets  # noqa: F401
+from holdfast.train import weights as _weights  # noqa: F401
+from holdfast.train.objectives import TAKES
 from holdfast.train.schedules import BUDGETS, LEARNING_RATES, Schedule, with_budget
 from holdfast.train.toml import write_toml
 from holdfast.train.validate import (
@@ -23,6 +29,7 @@ from holdfast.train.validate import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
+    UNIT,
     Choice,
     Rule,
     build,
@@ -64,16 +71,29 @@ class AveragePart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExtraPart:
+    """`[extra]` training data, a name or path for `load_data`; `share` of every batch comes from it.
+
+    An epoch is then one pass over the additional data.
+    """
+
+    data: str
+    share: float = _key(UNIT, default=0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluatePart:
     """`[evaluate]` on the validation split: the first `count` inputs, PGD with `attack_steps` (0: no attack).
 
     The best epoch is the one with the highest `select`: "robust" or "clean" accuracy; "auto" is robust if the
-    objective has an adversary and there is an attack.
+    objective has an adversary and there is an attack. With `patience`, the run ends after so many epochs in a row
+    that were not the best.
     """
 
     attack_steps: int = _key(NOT_NEGATIVE, default=10)
     count: int = _key(AT_LEAST_ONE, default=1000)
     select: Literal["auto", "robust", "clean"] = "auto"
+    patience: int | None = _key(AT_LEAST_ONE, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +105,10 @@ class Recipe:
         data: name or path for `load_data`.  model: name and options for `make_model`.
         threat: as text, such as "linf:8/255"; None if there is no adversary.
         validation: fraction of the training split held out to choose the best epoch.
+        init: file of a model whose weights the run starts from.
+        objective: the loss.  attack: how it finds adversarial examples.  targets: what outputs are compared with.
+        regularizers: tables of options by name.  perturb_weights: how the weights are moved before the loss is taken.
+        periods: epochs at which the schedules start anew and a snapshot of the model is kept for an ensemble.
     """
 
     name: str = "custom"
@@ -97,14 +121,21 @@ class Recipe:
     seed: int = 0
     validation: float = _key(FRACTION, default=0.1)
     tensorboard: bool = False
+    init: str | None = None
+    periods: tuple[int, ...] = _key(AT_LEAST_ONE, default=())
     model: Choice | None = None
     objective: Choice
+    attack: Choice | None = None
+    targets: Choice | None = None
+    regularizers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    perturb_weights: Choice | None = None
     optimizer: OptimizerPart
     learning_rate: Choice = field(default_factory=lambda: Choice("constant", {}))
     warmup: float = _key(NOT_NEGATIVE, default=0.0)
     budget: Choice = field(default_factory=lambda: Choice("constant", {}))
     augment: AugmentPart = AugmentPart()
     average: AveragePart = AveragePart()
+    extra: ExtraPart | None = None
     evaluate: EvaluatePart = EvaluatePart()
 
     @property
@@ -120,8 +151,22 @@ class Recipe:
         adversarial = bool(get("train", self.objective.name).threats) and self.evaluate.attack_steps > 0
         return "robust" if adversarial else "clean"
 
+    @property
+    def single_step(self) -> bool:
+        """Whether the adversarial examples of training come from one step each, so that training may collapse."""
+        names = (self.objective.name, None if self.attack is None else self.attack.name)
+        return any(name in SINGLE_STEP for name in names)
 
+    def period(self, t: float) -> tuple[float, float]:
+        """The progress `t` in epochs as a position in its period, and the length of that period."""
+        ends = (0, *self.periods) if self.periods else (0, self.epochs)
+        last = min(bisect.bisect_right(ends, t), len(ends) - 1)
+        return t - ends[last - 1], ends[last] - ends[last - 1]
+
+
+PARTS = ("attack", "targets", "regularizers", "perturb_weights")
 Source = str | Path | Mapping[str, Any] | Recipe
+SINGLE_STEP = ("fgsm", "fgsm-rs", "n-fgsm", "atta", "atas", "free", "yopo")
 
 
 def load_recipe(source: Source, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -219,13 +264,38 @@ def _merged(table: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
             merged[key] = value
             continue
         part = nested.setdefault(key, {})
-        part.update({rest: value} if rest else value)
+        _put(part, rest, value) if rest else part.update(value)
     for key, part in nested.items():
         old = merged.get(key)
         if not isinstance(old, dict) or (key in _CHOICES and part.get("name", old.get("name")) != old.get("name")):
             old = {}
-        merged[key] = {**old, **part}
-    return merged
+        merged[key] = {**old, **part} if key != "regularizers" else _merged_tables(old, part)
+    return _without_unused(merged, table, nested)
+
+
+def _without_unused(merged: dict[str, Any], table: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the overrides name another objective, the parts of the old one that this one does not take are dropped."""
+    old, now = (t.get("objective") for t in (table, merged))
+    if not isinstance(old, Mapping) or not isinstance(now, Mapping) or old.get("name") == now.get("name"):
+        return merged
+    takes = TAKES.get(str(now.get("name")), ())
+    return {key: part for key, part in merged.items() if key in takes or key in new or key not in PARTS}
+
+
+def _merged_tables(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of options by name, the new options over the old ones; False or None removes a table."""
+    merged = dict(old)
+    for name, options in new.items():
+        merged[name] = {**old.get(name, {}), **options} if isinstance(options, Mapping) else options
+    return {name: options for name, options in merged.items() if options is not None and options is not False}
+
+
+def _put(part: dict[str, Any], dotted: str, value: Any) -> None:
+    key, _, rest = dotted.partition(".")
+    if rest:
+        _put(part.setdefault(key, {}), rest, value)
+    else:
+        part[key] = value
 
 
 def _resolved(recipe: Recipe) -> Recipe:
@@ -235,6 +305,7 @@ def _resolved(recipe: Recipe) -> Recipe:
         recipe,
         threat=None if recipe.threat is None else str(recipe.adversary),
         objective=_filled_objective(recipe),
+        **_filled_parts(recipe),
         learning_rate=_filled_schedule(recipe.learning_rate, LEARNING_RATES, "learning_rate", recipe.epochs),
         budget=_filled_schedule(recipe.budget, BUDGETS, "budget", recipe.epochs),
     )
@@ -254,21 +325,97 @@ def _check(recipe: Recipe) -> None:
             f"average.start_epoch: expected an epoch before the last, {recipe.epochs - 1}, "
             f"got {recipe.average.start_epoch}"
         )
+    _check_periods(recipe)
+    _check_combination(recipe)
     if recipe.evaluate.select == "robust" and (threat is None or recipe.evaluate.attack_steps == 0):
         raise InputError("evaluate.select: 'robust' needs a threat and evaluate.attack_steps > 0")
 
 
+def _check_periods(recipe: Recipe) -> None:
+    if not recipe.periods:
+        return
+    if list(recipe.periods) != sorted(set(recipe.periods)) or recipe.periods[-1] != recipe.epochs:
+        raise InputError(
+            f"periods: expected rising epochs that end with epochs = {recipe.epochs}, got {list(recipe.periods)}"
+        )
+    if recipe.average.name != "none" or recipe.evaluate.patience is not None:
+        raise InputError("periods: excludes average and evaluate.patience; the ensemble is made of the last weights")
+
+
+def _check_combination(recipe: Recipe) -> None:
+    """Parts that exclude each other."""
+    options, trh = recipe.objective.options, recipe.regularizers.get("trh")
+    attack = "pgd" if recipe.attack is None else recipe.attack.name
+    if recipe.targets is not None and recipe.targets.name == "geometry" and attack != "pgd":
+        raise InputError(
+            f"targets.name: 'geometry' counts the steps of the attack 'pgd', but attack.name is '{attack}'"
+        )
+    if trh is None:
+        return
+    if recipe.objective.name == "alp" and options.get("pair") == "logits":
+        raise InputError("objective.pair: the curvature that 'trh' needs is known for pair = 'softmax' alone")
+    if recipe.objective.name == "mart" and options.get("stop_gradient") is False:
+        raise InputError("objective.stop_gradient: the curvature that 'trh' needs is known for true alone")
+    if trh.get("network") == "full" and recipe.perturb_weights is not None:
+        raise InputError("regularizers.trh.network: 'full' excludes perturb_weights; use 'top'")
+
+
 def _filled_objective(recipe: Recipe) -> Choice:
-    try:
-        method = get("train", recipe.objective.name)
-    except InputError as error:
-        raise InputError(f"objective.name: {error}") from None
+    method = _method("objective", recipe.objective.name, "objective.name")
     threat = recipe.adversary
     if method.threats and threat is None:
         raise InputError(f"threat: missing; the objective '{method.name}' needs one, such as threat = 'linf:0.1'")
     if method.threats:
         method.check(threat, {})
     return Choice(method.name, fill_options(method.function, recipe.objective.options, "objective"))
+
+
+def _filled_parts(recipe: Recipe) -> dict[str, Any]:
+    """The parts that the objective is composed of, each known, fit for the threat, and with its options filled in."""
+    takes, objective = TAKES.get(recipe.objective.name, ()), recipe.objective.name
+    for part in PARTS:
+        if getattr(recipe, part) and part not in takes:
+            raise InputError(
+                f"{part}: the objective '{objective}' has no such part; it takes: {', '.join(takes) or 'none'}"
+            )
+    attack = recipe.attack or (Choice("pgd", {}) if "attack" in takes else None)
+    return {
+        "attack": _filled_part(recipe, "attack", attack),
+        "targets": _filled_part(recipe, "targets", recipe.targets),
+        "perturb_weights": _filled_part(recipe, "perturb_weights", recipe.perturb_weights),
+        "regularizers": {
+            name: _filled(recipe, "regularizers", name, options, f"regularizers.{name}").options
+            for name, options in recipe.regularizers.items()
+        },
+    }
+
+
+def _filled_part(recipe: Recipe, part: str, choice: Choice | None) -> Choice | None:
+    return None if choice is None else _filled(recipe, part, choice.name, choice.options, part)
+
+
+def _filled(recipe: Recipe, part: str, name: str, options: Mapping[str, Any], where: str) -> Choice:
+    method = _method(part, name, where)
+    threat = recipe.adversary
+    if method.threats and threat is not None:
+        try:
+            method.check(threat, {})
+        except HoldfastError as error:
+            raise InputError(f"{where}: {error}") from None
+    return Choice(name, fill_options(method.function, options, where))
+
+
+def _method(part: str, name: str, where: str) -> Method:
+    """The training method of that name, which must be for this part of a recipe."""
+    known = [method.name for method in methods("train") if method.part == part]
+    try:
+        method = get("train", name)
+    except InputError:
+        raise InputError(f"{where}: unknown name '{name}'. " + did_you_mean(name, known)) from None
+    if method.part and method.part != part:
+        place = f"[regularizers.{name}]" if method.part == "regularizers" else f"[{method.part}]"
+        raise InputError(f"{where}: '{name}' does not fit here, it goes into {place}. " + did_you_mean(name, known))
+    return method
 
 
 def _filled_schedule(choice: Choice, table: Mapping[str, Schedule], where: str, epochs: int) -> Choice:

@@ -69,19 +69,27 @@ def cyclic(t: float, epochs: float, *, period: float, low: float = 0.0) -> float
     return low + (1 - low) * (1 - abs(2 * (t % period) / period - 1))
 
 
-def linear_rise(t: float, epochs: float, *, end: float, start: float = 0.0) -> float:
-    """Zero until the epoch `start`, linear up to one at the epoch `end`."""
-    return _risen(t, start, end)
+def linear_rise(t: float, epochs: float, *, end: float | None = None, start: float = 0.0, peak: float = 1.0) -> float:
+    """Zero until the epoch `start`, linear up to `peak` at the epoch `end`, never above one.
+
+    Without `end` it rises until the end of the run or period. A peak above one reaches the full budget earlier: Liu et
+    al., "On the loss landscape of adversarial training", 2020, rise to twice the budget.
+    """
+    return min(1.0, peak * _risen(t, start, epochs if end is None else end, peak))
 
 
-def cosine_rise(t: float, epochs: float, *, end: float, start: float = 0.0) -> float:
-    """Zero until the epoch `start`, half a cosine up to one at the epoch `end`."""
-    return (1 - math.cos(math.pi * _risen(t, start, end))) / 2
+def cosine_rise(t: float, epochs: float, *, end: float | None = None, start: float = 0.0, peak: float = 1.0) -> float:
+    """As `linear_rise`, along half a cosine."""
+    risen = _risen(t, start, epochs if end is None else end, peak)
+    return min(1.0, peak * (1 - math.cos(math.pi * risen)) / 2)
 
 
-def _risen(t: float, start: float, end: float) -> float:
-    if not 0 <= start < end:
-        raise InputError(f"a rising budget needs 0 <= start < end (epochs), got start {start:g} and end {end:g}")
+def _risen(t: float, start: float, end: float, peak: float) -> float:
+    if not 0 <= start < end or peak < 1:
+        raise InputError(
+            "a rising budget needs 0 <= start < end (epochs) and peak >= 1, "
+            f"got start {start:g}, end {end:g} and peak {peak:g}"
+        )
     return min(max((t - start) / (end - start), 0.0), 1.0)
 
 

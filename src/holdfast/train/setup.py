@@ -2,36 +2,45 @@
 
 import platform
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from holdfast.checks import check_labels, check_logits
 from holdfast.data import Dataset, Split, load_data, split_validation
-from holdfast.errors import InputError
-from holdfast.models import make_model
+from holdfast.errors import HoldfastError, InputError
+from holdfast.models import load_model, make_model
 from holdfast.models.catalog import count_parameters, get_architecture
+from holdfast.registry import get
 from holdfast.threats import Threat
 from holdfast.train import files
 from holdfast.train.augment import check_images
-from holdfast.train.context import in_mode
+from holdfast.train.context import Parts, in_mode
+from holdfast.train.curvature import trace_relu
 from holdfast.train.display import check_tensorboard
+from holdfast.train.outputs import top_layer
 from holdfast.train.recipe import Recipe, Source, load_recipe, to_table, to_toml
 from holdfast.train.state import Best, RunState
 from holdfast.train.validate import Choice
 from holdfast.train.workers import Workers
 
+T = TypeVar("T")
 # What a resumed run may change: how long it goes on, and what has no effect on the weights.
 _FREE = ("epochs", "tensorboard", "name", "summary", "needs")
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is trained on what: `recipe` with the model and the data that were given filled in."""
+    """What is trained on what: `recipe` with the model and the data that were given filled in.
+
+    The last `extra` examples of the training split are the additional data.
+    """
 
     recipe: Recipe
     model: nn.Module
@@ -39,6 +48,8 @@ class Task:
     train: Split
     validation: Split | None
     threat: Threat | None
+    parts: Parts
+    extra: int
 
 
 def run_folder(recipe: Source, out: str | Path | None, *, resume: bool, force: bool) -> Path | None:
@@ -66,13 +77,66 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
         split, validation = split_validation(dataset.train, recipe.validation, recipe.seed)
     shape = tuple(split.x.shape[1:])
     check_images(shape, crop=recipe.augment.crop, flip=recipe.augment.flip)
+    if model is None and recipe.init is not None:
+        model = load_model(recipe.init)
     model, choice = _model(recipe, model, shape, len(dataset.classes))
     _check_fit(model, split, dataset)
+    added = 0
+    if recipe.extra is not None:
+        extra = _load_extra(recipe.extra.data, split, dataset)
+        split, added = Split(torch.cat([split.x, extra.x]), torch.cat([split.y, extra.y])), len(extra)
+    parts = make_parts(recipe, model, split)
     if recipe.tensorboard:
         check_tensorboard(folder)
     source = data if isinstance(data, str) else recipe.data if data is None else data.name
     recipe = replace(recipe, data=source, model=choice)
-    return Task(recipe, model, dataset.name, split, validation, recipe.adversary)
+    return Task(recipe, model, dataset.name, split, validation, recipe.adversary, parts, added)
+
+
+def _load_extra(name: str, split: Split, dataset: Dataset) -> Split:
+    """The training split of the additional data, which must be of the same kind as the others."""
+    extra = _load(name)
+    if extra.train.x.shape[1:] != split.x.shape[1:] or len(extra.classes) != len(dataset.classes):
+        raise InputError(
+            f"extra.data: '{name}' has inputs of shape {tuple(extra.train.x.shape[1:])} and {len(extra.classes)} "
+            f"classes, '{dataset.name}' {tuple(split.x.shape[1:])} and {len(dataset.classes)}; they must be alike"
+        )
+    return extra.train
+
+
+def make_parts(recipe: Recipe, model: nn.Module, split: Split) -> Parts:
+    """The parts of the recipe as functions with their options, checked against the model."""
+
+    def bound(choice: Choice | None) -> partial[Any] | None:
+        return None if choice is None else partial(get("train", choice.name).function, **choice.options)
+
+    trh = recipe.regularizers.get("trh")
+    top = None
+    x = split.x[:2].to(next(model.parameters()))
+    with in_mode(model, False):
+        if trh is not None and trh["network"] == "top":
+            top = _checked("regularizers.trh", lambda: top_layer(model, x))
+        elif trh is not None and trh["estimator"] == "exact":
+            _checked("regularizers.trh.estimator", lambda: trace_relu(model, x))
+        if recipe.perturb_weights is not None and recipe.perturb_weights.name == "awp-top":
+            top = _checked("perturb_weights", lambda: top_layer(model, x))
+    return Parts(
+        attack=bound(recipe.attack),
+        targets=bound(recipe.targets),
+        regularizers={
+            name: partial(get("train", name).function, **options) for name, options in recipe.regularizers.items()
+        },
+        perturb_weights=bound(recipe.perturb_weights),
+        top=top,
+    )
+
+
+def _checked(where: str, check: Callable[[], T]) -> T:
+    """What `check` gives; its error names the key of the recipe that asks for it."""
+    try:
+        return check()
+    except HoldfastError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _load(name: str | None) -> Dataset:

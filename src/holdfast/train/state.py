@@ -31,7 +31,9 @@ class RunState:
         epoch: the epoch under way, from 0.  batch: batches of it that are done.
         totals: sums over the examples of this epoch, for its row of the history.
         seconds: training time of this epoch so far.
+        examples: that this epoch has seen so far.
         objective: what the objective keeps between steps (`Context.state`).
+        snapshots: weights at the end of each period, for an ensemble.
         data: fingerprint of the training split.
     """
 
@@ -42,9 +44,11 @@ class RunState:
     epoch: int = 0
     batch: int = 0
     seconds: float = 0.0
+    examples: int = 0
     totals: dict[str, float] = field(default_factory=dict)
     objective: dict[str, Tensor] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
+    snapshots: list[Weights] = field(default_factory=list)
     best: Best | None = None
 
     @property
@@ -63,12 +67,13 @@ class RunState:
         """Adds the means of one batch to the totals of the epoch."""
         for key, value in means.items():
             self.totals[key] = self.totals.get(key, 0.0) + value * examples
+        self.examples += examples
         self.batch += 1
 
     def next_epoch(self, row: dict[str, Any]) -> None:
         """Closes the epoch with its row of the history."""
         self.history.append(row)
-        self.epoch, self.batch, self.seconds, self.totals = self.epoch + 1, 0, 0.0, {}
+        self.epoch, self.batch, self.seconds, self.examples, self.totals = self.epoch + 1, 0, 0.0, 0, {}
 
     def snapshot(self, team: Workers) -> dict[str, Any]:
         """Tensors and plain values; every process must take part, for its random state."""
@@ -82,6 +87,8 @@ class RunState:
             "epoch": self.epoch,
             "batch": self.batch,
             "seconds": self.seconds,
+            "examples": self.examples,
+            "snapshots": self.snapshots,
             "totals": self.totals,
             "history": self.history,
         }
@@ -102,7 +109,8 @@ class RunState:
             self.average.load_state_dict(saved["average"])
         self.objective.update({key: value.to(device) for key, value in saved["objective"].items()})
         self.epoch, self.batch, self.seconds = saved["epoch"], saved["batch"], saved["seconds"]
-        self.totals, self.history = saved["totals"], saved["history"]
+        self.examples, self.totals, self.history = saved["examples"], saved["totals"], saved["history"]
+        self.snapshots = saved["snapshots"]
         _set_random_state(device, saved["random"][team.rank])
 
 

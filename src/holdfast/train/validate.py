@@ -5,7 +5,7 @@ import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from holdfast.errors import InputError, did_you_mean
 
@@ -24,7 +24,16 @@ POSITIVE = Rule("> 0", lambda value: value > 0)
 AT_LEAST_ONE = Rule(">= 1", lambda value: value >= 1)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
 FRACTION = Rule(">= 0 and < 1", lambda value: 0 <= value < 1)
+UNIT = Rule("between 0 and 1", lambda value: 0 <= value <= 1)
 ANY = Rule("", lambda value: True)
+
+# Annotations for the options of objectives and other parts: the range is checked when a recipe is loaded.
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
+Fraction = Annotated[float, FRACTION]
+Unit = Annotated[float, UNIT]
+Count = Annotated[int, AT_LEAST_ONE]
+Epochs = Annotated[int, NOT_NEGATIVE]
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,12 @@ def convert(value: Any, kind: Any, where: str, rule: Rule = ANY) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
+    if origin is Annotated:
+        return convert(value, arguments[0], where, arguments[1])
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise _fail(where, "a table", value)
+        return {str(key): convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
     if origin in (Union, types.UnionType):
         return None if value is None else convert(value, _without_none(arguments), where, rule)
     if origin is Literal:
@@ -115,7 +130,7 @@ def build(kind: type[T], table: Any, where: str = "") -> T:
 
 def fill_options(function: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """All keyword-only options of `function`: those given, type-checked, and the defaults of the others."""
-    hints = get_type_hints(function)
+    hints = get_type_hints(function, include_extras=True)
     known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for key in options:
         if key not in known:

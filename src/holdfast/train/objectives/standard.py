@@ -1,15 +1,27 @@
 """Training without an adversary: the baseline."""
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from holdfast.registry import register
 from holdfast.train.context import Context, Metrics
+from holdfast.train.curvature import trace_ce
+from holdfast.train.step import Family, Terms, Views, fit, robust_step
+
+
+def fit_terms(views: Views) -> Terms:
+    """The cross-entropy at x'."""
+    return Terms(fit(views.adv.logits, views.target))
+
+
+def fit_trace(views: Views, bias: bool) -> Tensor:
+    """Curvature of the cross-entropy at x'."""
+    return trace_ce(views.adv.z, views.adv.logits, bias=bias)
 
 
 @register(
     "train",
     "standard",
+    part="objective",
     summary="cross-entropy on the inputs as they are",
     reference="Goodfellow, Bengio and Courville, Deep Learning, 2016, section 6.2",
 )
@@ -19,7 +31,6 @@ def standard(model: nn.Module, x: Tensor, y: Tensor, context: Context) -> tuple[
     Args:
         model: from (B, ...) to logits (B, K).
         x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step; not used.
+        context: of this step.
     """
-    logits = model(x)
-    return cross_entropy(logits, y), {"accuracy": (logits.argmax(1) == y).float().mean()}
+    return robust_step(model, x, y, context, Family("none", False, fit_terms, fit_trace))

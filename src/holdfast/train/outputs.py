@@ -1,0 +1,79 @@
+"""What a forward pass gives to a loss: the logits, and the features that the linear top layer sees."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from holdfast.errors import InputError
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """Logits (B, K), and the input of the top layer (B, d) where it was asked for."""
+
+    logits: Tensor
+    features: Tensor | None = None
+
+    @property
+    def z(self) -> Tensor:
+        """The features, for a loss that cannot do without them."""
+        if self.features is None:
+            raise InputError("this loss needs the input of the model's linear top layer; no top layer was named")
+        return self.features
+
+    def detach(self) -> "Output":
+        """The same values without a graph."""
+        return Output(self.logits.detach(), None if self.features is None else self.features.detach())
+
+
+def top_layer(model: nn.Module, x: Tensor) -> str:
+    """Name of the linear layer whose output is the model's output.
+
+    Args:
+        model: from (B, ...) to logits (B, K).
+        x: any inputs, shape (B, ...).
+    """
+    last: dict[str, Tensor] = {}
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+    def keep(name: str) -> object:
+        return lambda module, inputs, output: last.__setitem__(name, output)
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in layers]  # type: ignore[arg-type]
+    try:
+        with torch.no_grad():
+            output = model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, value in last.items():
+        if value is output:
+            return name
+    raise InputError(
+        f"the model {type(model).__name__} does not end in a linear layer (nn.Linear whose output is the model's), "
+        "and the trace of the Hessian of the top layer has a closed form for such models alone; "
+        "use a model that does, or leave the regulariser out"
+    )
+
+
+def forward(model: nn.Module, x: Tensor, *, weights: Weights | None = None, top: str | None = None) -> Output:
+    """The outputs at x, at other weights if these are given; with features if the top layer is named."""
+
+    def call() -> Tensor:
+        logits: Tensor = model(x) if weights is None else functional_call(model, dict(weights), (x,))
+        return logits
+
+    if top is None:
+        return Output(call())
+    seen: list[Tensor] = []
+    handle = model.get_submodule(top).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        logits = call()
+    finally:
+        handle.remove()
+    return Output(logits, seen[-1])
