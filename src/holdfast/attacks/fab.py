@@ -57,7 +57,8 @@ def run_fab(
         b = (w * x_t).flatten(1).sum(1) - value
         # The plane at the misclassified point serves for the step from behind it too: it lies closer to the boundary
         # than the point that the backward step goes to, and saves the forward pass of a separate check.
-        x_t = torch.where(per_input(wrong, x_t), search.x + beta * (x_t - search.x), x_t)
+        back = 1 - (1 - beta) * wrong.to(x_t.dtype)
+        x_t = search.x + per_input(back, x_t) * (x_t - search.x)
         x_t = _step(search, x_t, w, b, alpha_max=alpha_max, eta=eta)
     search.note(x_t, model(x_t))
 

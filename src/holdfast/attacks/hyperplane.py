@@ -44,14 +44,13 @@ def _level(gap: Tensor, gain: Tensor, stop: Tensor) -> Tensor:
     it: each round stops at least one more value. Most rows take two or three rounds, which cost far less than a sort;
     the few that take more go on by themselves.
     """
-    shape, tiny = gap.shape, torch.finfo(gain.dtype).tiny
-    full = (gain * stop).flatten(0, -2)
-    gap, gain, stop = gap.flatten(), gain.expand_as(stop).flatten(0, -2), stop.flatten(0, -2)
+    tiny, planes = torch.finfo(gain.dtype).tiny, len(gain)
+    full = gain * stop
     whole, level = full.sum(-1), torch.zeros_like(gap)
-    s, rows = level, torch.arange(len(gap), device=gap.device)
+    s, rows = level, None  # all of them at first
     while True:
         # A comparison written as numbers, and products with them, cost a tenth of booleans and `torch.where`.
-        moving = torch.gt(stop, s[:, None], out=torch.empty_like(stop))
+        moving = torch.gt(stop, s[..., None], out=torch.empty_like(stop))
         slope = (moving * gain).sum(-1)
         spent = whole - moving.mul_(full).sum(-1)
         # A plane out of reach: any level beyond the last stop will do, as long as it is finite.
@@ -59,10 +58,18 @@ def _level(gap: Tensor, gain: Tensor, stop: Tensor) -> Tensor:
         further = ahead > s  # nowhere where a NaN, which is above nothing, came in
         left = int(further.sum())
         if left == 0:
-            return level.view(shape)
-        level[rows], s = ahead, ahead
-        if 2 * left < len(rows):
-            rows, s, gap, gain, stop, full, whole = (t[further] for t in (rows, s, gap, gain, stop, full, whole))
+            return level
+        if rows is None:
+            level = ahead
+        else:
+            level.view(-1)[rows] = ahead
+        s = ahead
+        if 2 * left < further.numel():
+            chosen = further.flatten().nonzero()[:, 0]
+            rows = chosen if rows is None else rows[chosen]
+            gain = gain.expand_as(stop).flatten(0, -2)[chosen] if stop.ndim == 2 else gain[chosen % planes]
+            s, gap, whole = (t.flatten()[chosen] for t in (s, gap, whole))
+            stop, full = (t.flatten(0, -2)[chosen] for t in (stop, full))
 
 
 def _largest_first(size: Tensor, gap: Tensor, room: Tensor) -> Tensor:

@@ -208,6 +208,8 @@ def nearest_plane(
         planes = [torch.autograd.grad(f.sum(), x_t, retain_graph=True)[0] for f in values[:, 1:].unbind(1)]
         (w,) = torch.autograd.grad(values[:, 0].sum(), x_t)
     values = values.detach()
+    if not planes:
+        return w, values[:, 0], logits.detach()
     value, far = values[:, 0], values[:, 0].abs() / dual_norm_of(w, norm).clamp(min=1e-12)
     for f, g in zip(values[:, 1:].unbind(1), planes, strict=True):
         far_g = f.abs() / dual_norm_of(g, norm).clamp(min=1e-12)
