@@ -65,6 +65,15 @@ def test_nonuniform_2d_draws_the_boxes(capsys, tmp_path):
     assert (tmp_path / "plane.svg").read_text().startswith("<svg")
 
 
+def test_two_moons_draws_three_traces(capsys, tmp_path):
+    load("two_moons").main(epochs=3, width=8, small=4, out=tmp_path / "moons")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split(":")[0] for row in rows] == ["Standard", "Top", "Full"]
+    traces = [float(re.search(r"trace (\S+);", row)[1]) for row in rows]
+    assert traces[0] > max(traces[1:]) > 0
+    assert (tmp_path / "moons" / "trace.svg").read_text().count("<polyline") == 3
+
+
 def test_masked_gradients_fool_plain_pgd_alone(capsys):
     load("masked_gradients").main(epochs=1, n=30)
     bare, masked = capsys.readouterr().out.splitlines()

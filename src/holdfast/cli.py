@@ -19,6 +19,8 @@ import holdfast as hf
 from holdfast.audit import load_audit, render
 from holdfast.audit.attack_run import attack_run
 from holdfast.audit.attack_summary import summary_table
+from holdfast.audit.compare import compare as compare_runs
+from holdfast.audit.compare import default_folder
 from holdfast.data import download, list_data
 from holdfast.errors import HoldfastError, InputError, StorageError
 from holdfast.models import list_models, make_model
@@ -276,8 +278,8 @@ def train(
 ) -> None:
     """Train a model by a recipe."""
     if listing or recipe is None:
-        rows = [[r.name, r.summary, r.needs] for r in list_recipes()]
-        console.print(_table(["recipe", "what it is", "what it takes"], rows))
+        rows = [[r.name, r.summary, r.threat or "none", r.needs] for r in list_recipes()]
+        console.print(_table(["name", "what it is", "threat", "what it needs"], rows))
         return
     is_run = Path(recipe).is_dir()
     folder = out or (Path(recipe) if is_run and resume else Path("runs") / Path(recipe).stem)
@@ -286,6 +288,30 @@ def train(
     shown = {key: value for key, value in result.history[-1].items() if isinstance(value, int | float)}
     typer.echo("  ".join(f"{key}={value:.4g}" for key, value in shown.items()))
     typer.echo(f"model: {folder / 'model.safetensors'}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished trainings.")],
+    inputs: Annotated[int, typer.Option(min=1, help="Judge by the first N test inputs.")] = 500,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; runs/compare-HASH if not given.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data to judge by; those of the recipes if not given.")] = None,
+    threat: Annotated[str | None, typer.Option(help=f"{THREATS} That of the recipes if not given.")] = None,
+    attack: Annotated[str, typer.Option(help="Beside PGD: autoattack, the quicker cascade, or none.")] = "autoattack",
+    force: Annotated[bool, typer.Option("--force", help="Replace another comparison in the folder.")] = False,
+) -> None:
+    """Put finished trainings side by side: clean and robust accuracy, time, memory, overfitting.
+
+    Run it again after a kill, or with more runs and the same --out: it does only what is missing.
+    """
+    folder = out or default_folder(runs)
+    try:
+        result = compare_runs(runs, data=data, threat=threat, attack=attack, inputs=inputs, out=folder, force=force)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; finished batches are in {folder}. Go on: same command") from None
+    console.print(result.table())
+    typer.echo(f"table: {folder / 'compare.md'}")
+    typer.echo(f"plot: {folder / 'compare.svg'}")
 
 
 @app.command()

@@ -307,6 +307,11 @@ def test_gradient_of_the_relu_trace():
     assert ends[0] != trace_relu(model, x).mean().item()
 
 
+def test_a_single_layer_is_its_own_top_layer():
+    model, x = nn.Linear(4, 3).double(), torch.randn(2, 4, dtype=torch.float64)
+    torch.testing.assert_close(trace_relu(model, x), trace_ce(x, model(x), bias=True))
+
+
 def test_normalisation_may_come_first():
     torch.manual_seed(0)
     inner = relu_net()
