@@ -164,7 +164,7 @@ def relu_layers(model: nn.Module, x: Tensor, *, weights: Mapping[str, Tensor] | 
         if isinstance(module, nn.Linear):
             if x.ndim != 2:
                 raise InputError(f"layer '{name}' sees shape {tuple(x.shape)}; put nn.Flatten() in front of it")
-            x = nn.functional.linear(x, own[f"{name}.weight"], own.get(f"{name}.bias"))
+            x = nn.functional.linear(x, own[_join(name, "weight")], own.get(_join(name, "bias")))
         else:
             x = module(x)
         active.append(x.detach() > 0)
@@ -177,7 +177,7 @@ def relu_layers(model: nn.Module, x: Tensor, *, weights: Mapping[str, Tensor] | 
         elif isinstance(module, nn.Linear):
             centred = jacobian - s[:, None] @ jacobian
             variance = (s[:, None] @ centred.square())[:, 0]
-            weight = own[f"{name}.weight"]
+            weight = own[_join(name, "weight")]
             found.append(ReluLayer(name, weight, module.bias is not None, inputs, variance, jacobian))
             jacobian = jacobian @ weight
     return found[::-1]
@@ -306,6 +306,10 @@ def _sequence(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if not linear:
         raise UnsupportedError("the model has no linear layer, and so no weights to take a trace over")
     return found
+
+
+def _join(layer: str, parameter: str) -> str:
+    return f"{layer}.{parameter}" if layer else parameter  # a model that is one layer has no name for it
 
 
 def _check(features: Tensor, logits: Tensor) -> None:

@@ -228,8 +228,9 @@ def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None
     if run.epoch + 1 in recipe.periods:
         run.snapshots.append(copy_weights(run.judged))
     ready = run.average is None or run.averaging
-    if scores and ready and (run.best is None or scores[recipe.selects] >= run.best.score):
-        run.best = Best(run.epoch + 1, scores[recipe.selects], copy_weights(run.judged))
+    score = scores.get(recipe.selects, float(run.epoch))  # the epoch itself where the last one is kept
+    if scores and ready and (run.best is None or score >= run.best.score):
+        run.best = Best(run.epoch + 1, score, copy_weights(run.judged))
     run.next_epoch(row)
 
 

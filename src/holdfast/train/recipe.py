@@ -86,13 +86,13 @@ class EvaluatePart:
     """`[evaluate]` on the validation split: the first `count` inputs, PGD with `attack_steps` (0: no attack).
 
     The best epoch is the one with the highest `select`: "robust" or "clean" accuracy; "auto" is robust if the
-    objective has an adversary and there is an attack. With `patience`, the run ends after so many epochs in a row
-    that were not the best.
+    objective has an adversary and there is an attack; "last" keeps the last epoch, whatever its score. With
+    `patience`, the run ends after so many epochs in a row that were not the best.
     """
 
     attack_steps: int = _key(NOT_NEGATIVE, default=10)
     count: int = _key(AT_LEAST_ONE, default=1000)
-    select: Literal["auto", "robust", "clean"] = "auto"
+    select: Literal["auto", "robust", "clean", "last"] = "auto"
     patience: int | None = _key(AT_LEAST_ONE, default=None)
 
 
@@ -145,7 +145,7 @@ class Recipe:
 
     @property
     def selects(self) -> str:
-        """Which validation accuracy picks the best epoch: "robust" or "clean"."""
+        """What picks the best epoch: "robust" or "clean" accuracy on the validation split, or "last"."""
         if self.evaluate.select != "auto":
             return self.evaluate.select
         adversarial = bool(get("train", self.objective.name).threats) and self.evaluate.attack_steps > 0
@@ -325,6 +325,8 @@ def _check(recipe: Recipe) -> None:
             f"average.start_epoch: expected an epoch before the last, {recipe.epochs - 1}, "
             f"got {recipe.average.start_epoch}"
         )
+    if recipe.evaluate.patience is not None and recipe.validation == 0:
+        raise InputError("evaluate.patience: needs validation > 0, the inputs that say whether an epoch was better")
     _check_periods(recipe)
     _check_combination(recipe)
     if recipe.evaluate.select == "robust" and (threat is None or recipe.evaluate.attack_steps == 0):
@@ -356,8 +358,6 @@ def _check_combination(recipe: Recipe) -> None:
         raise InputError("objective.pair: the curvature that 'trh' needs is known for pair = 'softmax' alone")
     if recipe.objective.name == "mart" and options.get("stop_gradient") is False:
         raise InputError("objective.stop_gradient: the curvature that 'trh' needs is known for true alone")
-    if trh.get("network") == "full" and recipe.perturb_weights is not None:
-        raise InputError("regularizers.trh.network: 'full' excludes perturb_weights; use 'top'")
 
 
 def _filled_objective(recipe: Recipe) -> Choice:

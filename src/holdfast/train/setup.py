@@ -77,8 +77,8 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
         split, validation = split_validation(dataset.train, recipe.validation, recipe.seed)
     shape = tuple(split.x.shape[1:])
     check_images(shape, crop=recipe.augment.crop, flip=recipe.augment.flip)
-    if model is None and recipe.init is not None:
-        model = load_model(recipe.init)
+    if recipe.init is not None:
+        model = _placed(load_model(recipe.init)) if model is None else load_model(recipe.init, model)
     model, choice = _model(recipe, model, shape, len(dataset.classes))
     _check_fit(model, split, dataset)
     added = 0
@@ -158,7 +158,12 @@ def _model(
         raise InputError("model: missing; name an architecture in the recipe or give model=")
     options = {"input_shape": shape, "classes": classes, **recipe.model.options}
     built = make_model(recipe.model.name, seed=recipe.seed, **options)
-    return built.to("cuda" if torch.cuda.is_available() else "cpu"), recipe.model
+    return _placed(built), recipe.model
+
+
+def _placed(model: nn.Module) -> nn.Module:
+    """A model that was not given goes where it trains fastest."""
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _check_fit(model: nn.Module, split: Split, dataset: Dataset) -> None:

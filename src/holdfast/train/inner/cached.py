@@ -15,7 +15,7 @@ from holdfast.train.context import Context
 from holdfast.train.inner.steps import Mode, gradient_at
 from holdfast.train.validate import Epochs, Fraction, NotNegative, Positive
 
-_CACHE, _GRADIENTS = "delta", "squared gradient"
+_CACHE, _DRAWN, _GRADIENTS = "delta", "drawn", "squared gradient"
 
 
 def _read(x: Tensor, context: Context, reset_every: int) -> tuple[Tensor, Tensor]:
@@ -25,11 +25,16 @@ def _read(x: Tensor, context: Context, reset_every: int) -> tuple[Tensor, Tensor
     size = [*x.shape[1:2], *(n + 2 * margin for n in x.shape[2:])] if margin else list(x.shape[1:])
     if _CACHE not in state:
         state[_CACHE] = torch.zeros(context.count, *size, dtype=x.dtype, device=x.device)
+        state[_DRAWN] = torch.zeros(context.count, dtype=torch.int64, device=x.device)
     frame = state[_CACHE][context.index]
-    fresh = context.epoch == 0 or (reset_every > 0 and context.epoch % reset_every == 0)
-    if fresh:
+    # For each example by itself: beside additional data, an epoch may see an example twice or not at all.
+    turn = 1 + (context.epoch // reset_every if reset_every else 0)
+    fresh = state[_DRAWN][context.index] != turn
+    if bool(fresh.any()):
         centre = torch.full_like(frame, (context.threat.low + context.threat.high) / 2)
-        frame = context.threat.random_start(centre, context.noise) - centre
+        random = context.threat.random_start(centre, context.noise) - centre
+        frame = torch.where(fresh.view(-1, *[1] * (x.ndim - 1)), random, frame)
+        state[_DRAWN][context.index] = turn
     return frame, context.threat.project(x + transform.read(frame), x)
 
 

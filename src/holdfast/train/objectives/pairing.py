@@ -15,7 +15,9 @@ from holdfast.train.validate import NotNegative
 
 def _stops(stop_gradient: bool | None, context: Context) -> bool:
     """Where the recipe does not say: the published loss keeps the gradient, its curvature penalty stops it."""
-    return "trh" in context.parts.regularizers if stop_gradient is None else stop_gradient
+    trh = context.parts.regularizers.get("trh")
+    penalised = trh is not None and trh.keywords.get("weight") != 0  # weight 0 is the base method
+    return penalised if stop_gradient is None else stop_gradient
 
 
 @register(
@@ -101,9 +103,13 @@ def alp(
     return robust_step(model, x, y, context, Family("ce", True, terms, trace))
 
 
-def log_one_minus(s: Tensor) -> Tensor:
-    """log(1 - s) for probabilities, finite at s = 1."""
-    return torch.log1p(-s.clamp(max=1 - torch.finfo(s.dtype).eps))
+def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """-log(1 - max_{k != y} s_k), (B,), s the softmax: the log-sum-exp of all logits less that without the rival k.
+
+    In this form it keeps its gradient where 1 - s_k underflows.
+    """
+    rival = logits.detach().scatter(1, y[:, None], -torch.inf).argmax(1, keepdim=True)
+    return logits.logsumexp(1) - logits.scatter(1, rival, -torch.inf).logsumexp(1)
 
 
 @register(
@@ -139,11 +145,9 @@ def mart(
     def terms(views: Views) -> Terms:
         clean, adv = views.pair
         anchor = clean.logits.detach() if stop else clean.logits
-        s_adv = adv.logits.softmax(1)
-        runner_up = s_adv.scatter(1, views.y[:, None], 0.0).amax(1)
         wrong = 1 - anchor.softmax(1).gather(1, views.y[:, None])[:, 0]
         fitted = fit((adv if fit_at == "adv" else clean).logits, views.target)
-        return Terms(fitted - log_one_minus(runner_up), weight * divergence(anchor, adv.logits) * wrong)
+        return Terms(fitted + margin_loss(adv.logits, views.y), weight * divergence(anchor, adv.logits) * wrong)
 
     def trace(views: Views, bias: bool) -> Tensor:
         clean, adv = views.pair

@@ -28,7 +28,7 @@ def yopo(
     updates: Count = 3,
     step: Positive = 0.25,
 ) -> tuple[Tensor, Metrics]:
-    """Mean cross-entropy over `rounds` points on the way from a random start to x'.
+    """Cross-entropy at x', with the mean of the gradients at the `rounds` points on the way there.
 
     Each round takes one full pass, whose gradient serves the weights and gives the adjoint p at the first layer. Up to
     there the network is affine, so that the direction J^T p is the same for the `updates` steps that follow: they cost

@@ -72,8 +72,9 @@ def trh(
 
 def _full(taken: Taken, estimator: str, samples: int) -> Tensor:
     if estimator == "exact":
-        return trace_relu(taken.model, taken.x_adv).mean()
-    parameters = {name: p for name, p in taken.model.named_parameters() if p.requires_grad}
+        return trace_relu(taken.model, taken.x_adv, weights=taken.weights).mean()
+    at = dict(taken.model.named_parameters()) if taken.weights is None else taken.weights
+    parameters = {name: at[name] for name, p in taken.model.named_parameters() if p.requires_grad}
 
     def loss(weights: dict[str, Tensor]) -> Tensor:
         logits = torch.func.functional_call(taken.model, weights, (taken.x_adv,))
