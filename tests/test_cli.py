@@ -18,7 +18,7 @@ import holdfast as hf
 from holdfast.cli import main
 from holdfast.train import parse_override
 
-COMMANDS = ["audit", "attack", "certify", "bounds", "report", "train", "methods", "models", "data"]
+COMMANDS = ["audit", "attack", "certify", "bounds", "report", "train", "compare", "methods", "models", "data"]
 SUBCOMMANDS = ["data list", "data get"]
 TINY = ["epochs=1", "validation=0.95", "evaluate.count=20", "evaluate.attack_steps=2"]
 

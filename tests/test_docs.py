@@ -12,7 +12,7 @@ from holdfast.audit import load_audit
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["threats", "attacks", "minimum-norm", "trust", "bounds", "certify", "architecture"]
+PAGES = ["threats", "attacks", "minimum-norm", "trust", "bounds", "certify", "generalisation", "architecture"]
 
 
 @pytest.fixture(scope="module")
