@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from holdfast.attacks.apgd_forms import apgd_ce, apgd_dlr, apgd_t
 from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
 from holdfast.attacks.fab import fab, fab_t
+from holdfast.attacks.fold import folded
 from holdfast.attacks.square import square
 from holdfast.attacks.stages import Stage, run_stages
 from holdfast.errors import InputError, did_you_mean
@@ -81,9 +82,11 @@ def autoattack(
             "Use version='rand', or 'eot-pgd', which average over draws."
         )
 
+    fast = folded(model, x)
+
     def run(number: int, member: Member, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         function, options = member
-        result: AttackResult = function(model, x, y, threat, noise=noise.fork(number), **options)
+        result: AttackResult = function(fast, x, y, threat, noise=noise.fork(number), **options)
         return result
 
     stages: list[Stage] = [partial(run, n, member) for n, member in enumerate(VERSIONS[version])]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from holdfast.attacks.losses import margin
 from holdfast.attacks.stages import group_size, run_stages, survivors
+from holdfast.attacks.windows import Windows, windowed
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import register
@@ -151,6 +152,7 @@ def _propose_bump(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: t
 
 def _search(
     model: Callable[[Tensor], Tensor],
+    windows: Windows | None,
     x: Tensor,
     y: Tensor,
     threat: Threat,
@@ -159,7 +161,10 @@ def _search(
     queries: int,
     p_init: float,
 ) -> AttackResult:
-    """One run on images (B, C, H, W): a proposal is kept where it raises the margin, at most `queries` passes."""
+    """One run on images (B, C, H, W): a proposal is kept where it raises the margin, at most `queries` passes.
+
+    With `windows` the first layers are evaluated only where a proposal changed them.
+    """
     linf = isinstance(threat, Linf)
     propose = _propose_linf if linf else _propose_bump
     sizes = [window_size(i, queries, p_init, threat, *x.shape[2:]) for i in range(queries - 1)]
@@ -180,14 +185,28 @@ def _search(
             found[row], success[row] = best, done
             row, done, x, y, best, best_loss = (t[stay] for t in (row, done, x, y, best, best_loss))
             noise = noise[stay]
+            if windows is not None:
+                windows.select(stay)
         if step % _BLOCK == 0 or stay is not None:
             block = step - step % _BLOCK
             draws = _draw(noise.fork(block), sizes[block : block + _BLOCK], x.shape[1:])
         x_new = propose(threat, x, best, draws[:, step % _BLOCK], size)
-        logits = model(x_new)
+        in_parts = windows is not None and windows.local(size) > 0
+        if windows is not None and in_parts:
+            if step == 0 or size != sizes[step - 1]:
+                windows.start(best, size)
+            logits = windows.propose(x_new, draws[:, step % _BLOCK, :2])
+            found_now = (logits.argmax(1) != y).nonzero()[:, 0]
+            if len(found_now):  # rounding must not decide whether an input is broken
+                logits[found_now] = model(x_new[found_now])
+        else:
+            logits = model(x_new)
         loss, wrong = margin(logits, y), logits.argmax(1) != y
-        better = (((loss > best_loss) | wrong) & ~done).nonzero()[:, 0]
+        kept = ((loss > best_loss) | wrong) & ~done
+        better = kept.nonzero()[:, 0]
         best[better], best_loss[better] = x_new[better], loss[better]
+        if windows is not None and in_parts:
+            windows.settle((~kept).nonzero()[:, 0])
         spent[row[wrong & ~done]] = step + 2
         done = done | wrong
     found[row], success[row] = best, done
@@ -240,9 +259,12 @@ def square(
     shape = x.shape[1:]
     images = x if x.ndim == 4 else x.reshape(len(x), -1, *(x.shape[-2:] if x.ndim > 2 else (1, x.shape[1])))
 
+    windows = windowed(model, x) if isinstance(threat, Linf) else None
+
     def run(restart: int, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         return _search(
             lambda images: model(images.view(-1, *shape)),
+            windows,
             x,
             y,
             threat,
