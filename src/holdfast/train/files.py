@@ -100,8 +100,8 @@ def check_free(folder: Path, *, resume: bool, force: bool) -> None:
     found = [name for name in _OURS if (folder / name).exists()]
     if found and not (resume or force):
         raise InputError(
-            f"out: {folder} already holds a run ({found[0]}). Go on with it: resume=True; replace it: force=True; "
-            "or choose another folder."
+            f"out: {folder} already holds a run ({found[0]}). Go on with it: --resume, or resume=True; "
+            "replace it: --force, or force=True; or choose another folder."
         )
 
 

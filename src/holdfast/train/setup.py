@@ -78,7 +78,7 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
     shape = tuple(split.x.shape[1:])
     check_images(shape, crop=recipe.augment.crop, flip=recipe.augment.flip)
     if recipe.init is not None:
-        model = _placed(load_model(recipe.init)) if model is None else load_model(recipe.init, model)
+        model = _checked("init", partial(_start, recipe.init, model))
     model, choice = _model(recipe, model, shape, len(dataset.classes))
     _check_fit(model, split, dataset)
     added = 0
@@ -93,9 +93,14 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
     return Task(recipe, model, dataset.name, split, validation, recipe.adversary, parts, added)
 
 
+def _start(file: str, model: nn.Module | None) -> nn.Module:
+    """The weights of a file in the model that was given, or as the model that the file describes."""
+    return _placed(load_model(file)) if model is None else load_model(file, model)
+
+
 def _load_extra(name: str, split: Split, dataset: Dataset) -> Split:
     """The training split of the additional data, which must be of the same kind as the others."""
-    extra = _load(name)
+    extra = _checked("extra.data", partial(_load, name))
     if extra.train.x.shape[1:] != split.x.shape[1:] or len(extra.classes) != len(dataset.classes):
         raise InputError(
             f"extra.data: '{name}' has inputs of shape {tuple(extra.train.x.shape[1:])} and {len(extra.classes)} "
