@@ -19,7 +19,6 @@ One thread. CPU-sized: subsets and small networks, so that figures compare with 
 import argparse
 import itertools
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -41,6 +40,7 @@ from holdfast.random import Noise
 from holdfast.registry import get
 from holdfast.train.augment import Transform
 from holdfast.train.context import Context, Parts
+from holdfast.train.memory import peak_memory as peak_resident
 
 NAME = "training"
 PARTS = ("cost", "throughput", "overfitting", "fast")
@@ -144,7 +144,7 @@ def print_peak(method: str, depth: int) -> None:
     step = make_step(method, depth)
     for _ in range(20):
         step()
-    print(round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1))
+    print(round(peak_resident(), 1))
 
 
 # --- Throughput -------------------------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ def list_tasks(root: Path) -> dict[str, dict[str, Callable[[], Cell]]]:
         "cost": {str(depth): partial(measure_cost, depth) for depth in DEPTHS},
         "throughput": {
             "mnist, small-star": lambda: throughput("mnist", "small-star", 0.1, 10_000),
-            "cifar10, cnn-4layer": lambda: throughput("cifar10", "cnn-4layer", 8 / 255, 2_000),
+            "cifar10, small-star": lambda: throughput("cifar10", "small-star", 8 / 255, 2_000),
         },
         "overfitting": {
             f"{method}, seed {seed}": lambda method=method, seed=seed: measure_overfitting(
