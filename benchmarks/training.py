@@ -366,8 +366,8 @@ def overfitting_text(cells: dict[str, Cell]) -> str:
             "chosen with another seed: at a rate of 0.03, or with TrH at 0.5 and more, or with AWP from the start, the "
             "regularised networks hardly learned, and so left no gap either.",
             markdown_table(("method", "seeds", "clean, last", "robust, best", "robust, last", "gap", "CPU s"), means),
-            "A run that hardly learned (robust accuracy on the training data below 20%) has a small gap for that reason "
-            "alone, and is no evidence for its method.",
+            "A run that hardly learned (robust accuracy on the training data below 20%) has a small gap for that "
+            "reason alone, and is no evidence for its method.",
             markdown_table(("run", "clean, last", "robust on training data", "best", "last", "gap"), rows),
         ]
     )
