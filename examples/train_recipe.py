@@ -12,7 +12,7 @@ def main(*, epochs: int = 2, validation: float = 0.1, out: Path | None = None) -
         threat="linf:0.05",
         epochs=epochs,
         validation=validation,  # share of the training split that chooses the best epoch
-        objective={"steps": 3},
+        attack={"steps": 3},
         optimizer={"lr": 1e-3},
         out=out,
         force=True,  # replaces what an earlier run of this example left in `out`

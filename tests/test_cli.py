@@ -222,7 +222,7 @@ def test_report_refuses_what_is_no_audit(holdfast, refused, model):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["mnist-mini-ta"], "Did you mean 'mnist-mini-at'?"),
+        (["mnist-mini-standrd"], "Did you mean 'mnist-mini-standard'?"),
         (["missing.toml"], "missing.toml"),
         (["mnist-mini-at", "--set", "epoch=3"], "Did you mean 'epochs'?"),
         (["mnist-mini-at", "--set", "epochs=0"], "epochs"),

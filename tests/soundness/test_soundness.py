@@ -119,14 +119,15 @@ def test_no_misclassified_point_lies_below_the_certified_radius(name, norm):
 def test_trained_networks(recipe):
     """The same on a network that has learnt something, where margins are large and few neurons are unstable."""
     data = hf.load_data("two-moons", n=400, noise=0.15)
-    objective = {"name": recipe} | ({"steps": 5} if recipe == "at" else {})
+    parts = {"attack": {"name": "pgd", "steps": 5}} if recipe == "at" else {}
     result = hf.train(
         {
             "model": {"name": "mlp", "hidden": [24, 24]},
             "threat": "linf:0.03",
             "epochs": 15,
             "batch_size": 50,
-            "objective": objective,
+            "objective": {"name": recipe},
+            **parts,
             "optimizer": {"name": "adam", "lr": 0.01},
         },
         data=data,
