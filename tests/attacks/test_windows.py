@@ -8,9 +8,10 @@ from torch import nn
 
 from holdfast import Linf
 from holdfast.attacks import windows as module
-from holdfast.attacks.square import square
+from holdfast.attacks.square import _search, square
 from holdfast.attacks.windows import windowed
 from holdfast.models import Normalize
+from holdfast.random import Noise
 
 
 @pytest.fixture(autouse=True)
@@ -141,3 +142,18 @@ def test_square_finds_the_same_with_and_without(monkeypatch):
     assert bool(Linf(0.01).contains(part.x_adv, x).all())
     # Rounding may choose between equal proposals, so most paths agree and not all.
     assert (part.queries == full.queries).float().mean() >= 0.7
+
+
+def test_a_restart_does_not_meet_the_maps_of_the_run_before():
+    """The first windows are too large for parts; inputs leave then, while old maps would be of other inputs."""
+    net = make_net(3, 2, 1).float()
+    x = torch.rand(64, 2, 9, 9, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        net[-1].bias -= net(x).mean(0)
+        y, threat, noise = net(x).argmax(1), Linf(0.03), Noise.for_batch(0, 64)
+        used, fresh = windowed(net, x), windowed(net, x)
+        _search(net, used, x[:4], y[:4], Linf(0.001), noise[:4], queries=100, p_init=0.8)
+        runs = [_search(net, each, x, y, threat, noise, queries=100, p_init=0.8) for each in (used, fresh)]
+    assert 0 < int((runs[1].queries < 5).sum()) < 64
+    assert torch.equal(runs[0].x_adv, runs[1].x_adv)
+    assert torch.equal(runs[0].queries, runs[1].queries)

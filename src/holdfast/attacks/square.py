@@ -177,6 +177,8 @@ def _search(
     logits = model(best)
     best_loss, done = margin(logits, y), logits.argmax(1) != y
     spent[done] = 1
+    if windows is not None and sizes:
+        windows.start(best, sizes[0])  # also drops the maps of an earlier run, whose inputs were others
     for step, size in enumerate(sizes):
         if bool(done.all()):
             break
@@ -191,10 +193,9 @@ def _search(
             block = step - step % _BLOCK
             draws = _draw(noise.fork(block), sizes[block : block + _BLOCK], x.shape[1:])
         x_new = propose(threat, x, best, draws[:, step % _BLOCK], size)
-        in_parts = windows is not None and windows.local(size) > 0
-        if windows is not None and in_parts:
-            if step == 0 or size != sizes[step - 1]:
-                windows.start(best, size)
+        if windows is not None and step > 0 and size != sizes[step - 1]:
+            windows.start(best, size)
+        if windows is not None and windows.depth > 0:
             logits = windows.propose(x_new, draws[:, step % _BLOCK, :2])
             found_now = (logits.argmax(1) != y).nonzero()[:, 0]
             if len(found_now):  # rounding must not decide whether an input is broken
@@ -205,7 +206,7 @@ def _search(
         kept = ((loss > best_loss) | wrong) & ~done
         better = kept.nonzero()[:, 0]
         best[better], best_loss[better] = x_new[better], loss[better]
-        if windows is not None and in_parts:
+        if windows is not None and windows.depth > 0:
             windows.settle((~kept).nonzero()[:, 0])
         spent[row[wrong & ~done]] = step + 2
         done = done | wrong

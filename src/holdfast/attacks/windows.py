@@ -127,7 +127,7 @@ class Windows:
     def __init__(self, before: tuple[Op, ...], layers: list[_Layer], head: Callable[[int, Tensor], Tensor]) -> None:
         self._before, self._layers, self._head = before, layers, head
         self._maps: list[Tensor] = []  # inputs of the layers, and the output of the last one that is kept
-        self._depth, self._size = 0, (0, 0)
+        self.depth, self._size = 0, (0, 0)  # layers that are evaluated in parts, for windows of this size
         self._changes: list[_Change] = []
 
     def local(self, size: Pair) -> int:
@@ -147,12 +147,12 @@ class Windows:
 
     def start(self, best: Tensor, size: Pair) -> None:
         """Makes the maps of the inputs `best` (B, C, H, W) that windows of this size need."""
-        self._depth, self._size = self.local(size), size
+        self.depth, self._size = self.local(size), size
         self._maps, self._changes = [], []
-        if self._depth == 0:
+        if self.depth == 0:
             return
         values = self._first(best)
-        for i, layer in enumerate(self._layers[: self._depth]):
+        for i, layer in enumerate(self._layers[: self.depth]):
             self._maps.append(values)
             values = layer.apply(values)
             last = i + 1 == len(self._layers)
@@ -169,11 +169,11 @@ class Windows:
         self._changes = []
         self._write(0, self._window(x_new, spot), spot, self._size)
         size = self._size
-        for i, layer in enumerate(self._layers[: self._depth]):
+        for i, layer in enumerate(self._layers[: self.depth]):
             reached = layer.reached(size)
             spot, size = layer.start(spot, reached), reached
             self._write(i + 1, layer.patch(self._maps[i], spot, size), spot, size)
-        return self._head(self._depth, self._maps[self._depth])
+        return self._head(self.depth, self._maps[self.depth])
 
     def _window(self, x_new: Tensor, spot: Spot) -> Tensor:
         """The changed values of the first map, rows of C values."""
