@@ -150,7 +150,7 @@ def test_a_restart_does_not_meet_the_maps_of_the_run_before():
     x = torch.rand(64, 2, 9, 9, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         net[-1].bias -= net(x).mean(0)
-        y, threat, noise = net(x).argmax(1), Linf(0.03), Noise.for_batch(0, 64)
+        y, threat, noise = net(x).argmax(1), Linf(0.06), Noise.for_batch(0, 64)
         used, fresh = windowed(net, x), windowed(net, x)
         _search(net, used, x[:4], y[:4], Linf(0.001), noise[:4], queries=100, p_init=0.8)
         runs = [_search(net, each, x, y, threat, noise, queries=100, p_init=0.8) for each in (used, fresh)]
