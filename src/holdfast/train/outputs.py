@@ -26,10 +26,6 @@ class Output:
             raise InputError("this loss needs the input of the model's linear top layer; no top layer was named")
         return self.features
 
-    def detach(self) -> "Output":
-        """The same values without a graph."""
-        return Output(self.logits.detach(), None if self.features is None else self.features.detach())
-
 
 def top_layer(model: nn.Module, x: Tensor) -> str:
     """Name of the linear layer whose output is the model's output.

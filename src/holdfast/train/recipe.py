@@ -21,7 +21,7 @@ from holdfast.train import inner as _inner  # noqa: F401
 from holdfast.train import regularizers as _regularizers  # noqa: F401
 from holdfast.train import targets as _targets  # noqa: F401
 from holdfast.train import weights as _weights  # noqa: F401
-from holdfast.train.objectives import TAKES
+from holdfast.train.objectives import PARTS, TAKES
 from holdfast.train.schedules import BUDGETS, LEARNING_RATES, Schedule, with_budget
 from holdfast.train.toml import write_toml
 from holdfast.train.validate import (
@@ -164,7 +164,6 @@ class Recipe:
         return t - ends[last - 1], ends[last] - ends[last - 1]
 
 
-PARTS = ("attack", "targets", "regularizers", "perturb_weights")
 Source = str | Path | Mapping[str, Any] | Recipe
 SINGLE_STEP = ("fgsm", "fgsm-rs", "n-fgsm", "atta", "atas", "free", "yopo")
 

@@ -6,8 +6,8 @@ from holdfast.train.objectives.pairing import alp, mart, trades
 from holdfast.train.objectives.standard import standard
 from holdfast.train.objectives.yopo import yopo
 
-_ALL = ("attack", "targets", "regularizers", "perturb_weights")
+PARTS = ("attack", "targets", "regularizers", "perturb_weights")
 # Which other parts of a recipe an objective is composed of. One that is not listed here takes none.
-TAKES = {"standard": _ALL[1:], "at": _ALL, "trades": _ALL, "alp": _ALL, "mart": _ALL}
+TAKES = {"standard": PARTS[1:], "at": PARTS, "trades": PARTS, "alp": PARTS, "mart": PARTS}
 
-__all__ = ["TAKES", "adversarial", "alp", "free", "mart", "standard", "trades", "yopo"]
+__all__ = ["PARTS", "TAKES", "adversarial", "alp", "free", "mart", "standard", "trades", "yopo"]
