@@ -20,10 +20,10 @@ from holdfast.analyze.difficulty import (
     difficulty,
     group_statistics,
     groups,
-    penultimate,
 )
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models import Ensemble, make_model
+from holdfast.train.outputs import forward, top_layer
 
 PAGE = Path(__file__).parents[2] / "docs" / "difficulty.md"
 TIED = st.lists(st.integers(-3, 3), min_size=1, max_size=30)
@@ -215,7 +215,8 @@ def test_empty_groups_are_nan_and_boxes_may_differ_between_inputs() -> None:
 def test_the_last_dense_layer_makes_the_logits_out_of_the_features(name: str, shape: tuple, options: dict) -> None:
     model = make_model(name, input_shape=shape, classes=3, seed=0, **options).eval()
     x = torch.rand(2, *shape)
-    logits, features = penultimate(model, x)
+    output = forward(model, x, top=top_layer(model, x))
+    logits, features = output.logits, output.z
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
     assert features.shape == (2, last.in_features)
     torch.testing.assert_close(last(features), model(x))
@@ -234,15 +235,15 @@ def test_the_last_dense_layer_makes_the_logits_out_of_the_features(name: str, sh
 )
 def test_models_without_a_dense_output_are_refused(model: nn.Module) -> None:
     x = torch.rand(2, 4)
-    with pytest.raises(UnsupportedError, match=rf"\({type(model).__name__}\) does not come straight from one"):
-        penultimate(model.eval(), x)
+    with pytest.raises(UnsupportedError, match=rf"the model {type(model).__name__} does not end in a linear layer"):
+        top_layer(model.eval(), x)
     assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_hooks_are_removed_when_the_model_fails() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3)).eval()
     with pytest.raises(RuntimeError):
-        penultimate(model, torch.rand(2, 4))
+        top_layer(model, torch.rand(2, 4))
     assert not any(module._forward_hooks for module in model.modules())
 
 

@@ -17,6 +17,7 @@ from holdfast.checks import check_labels, check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.threats import Threat
+from holdfast.train.outputs import forward, top_layer
 
 Kind = Literal["easy", "random", "hard"]
 
@@ -160,41 +161,19 @@ def group_statistics(
     if len(d) != len(x):
         raise InputError(f"d must have shape ({len(x)},), one difficulty per input, got {tuple(d.shape)}")
     step_size = 2.5 * threat.budget / steps if step_size is None else step_size
-    noise = Noise.for_batch(seed, len(x), x.device)
+    top, noise = top_layer(model, x[:1]), Noise.for_batch(seed, len(x), x.device)
     sums = torch.zeros(count, 2, dtype=torch.float64, device=x.device)
     for i in range(0, len(x), chunk):
         part = slice(i, i + chunk)
         task = (model, x[part], y[part], threat.select(part))
         x_adv = perturb(*task, noise=noise[part], steps=steps, step_size=step_size)
-        logits, features = penultimate(model, x_adv)
-        loss = cross_entropy(logits, y[part], reduction="none")
-        norm = features.flatten(1).norm(dim=1)
+        output = forward(model, x_adv, top=top)
+        loss = cross_entropy(output.logits, y[part], reduction="none")
+        norm = output.z.flatten(1).norm(dim=1)
         sums.index_add_(0, group[part], torch.stack([loss, norm], 1).double())
     size = torch.bincount(group, minlength=count)
     mean = sums / size[:, None]
     return GroupStatistics(mean[:, 0], mean[:, 1], size)
-
-
-def penultimate(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (B, K), and the features (B, F) that the model's last dense layer turns into them."""
-    last: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        last[:] = [inputs[0], output]
-
-    hooks = [module.register_forward_hook(keep) for module in model.modules() if isinstance(module, nn.Linear)]
-    try:
-        logits: Tensor = model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not last or last[1] is not logits:
-        raise UnsupportedError(
-            "penultimate features are the input of the nn.Linear that gives the logits, and the output of this model "
-            f"({type(model).__name__}) does not come straight from one. End the model in an nn.Linear; of an ensemble, "
-            "give the members one by one."
-        )
-    return logits, last[0]
 
 
 def _check_difficulty(d: Tensor, name: str) -> None:

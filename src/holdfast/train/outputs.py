@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from holdfast.errors import InputError
+from holdfast.errors import InputError, UnsupportedError
 
 Weights = Mapping[str, Tensor]
 
@@ -50,10 +50,9 @@ def top_layer(model: nn.Module, x: Tensor) -> str:
     for name, value in last.items():
         if value is output:
             return name
-    raise InputError(
+    raise UnsupportedError(
         f"the model {type(model).__name__} does not end in a linear layer (nn.Linear whose output is the model's), "
-        "and the trace of the Hessian of the top layer has a closed form for such models alone; "
-        "use a model that does, or leave the regulariser out"
+        "whose input and weights are asked for; use a model that does (of an ensemble, its members one by one)"
     )
 
 
