@@ -12,7 +12,17 @@ from holdfast.audit import load_audit
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["threats", "attacks", "minimum-norm", "trust", "bounds", "certify", "generalisation", "architecture"]
+PAGES = [
+    "threats",
+    "attacks",
+    "minimum-norm",
+    "trust",
+    "bounds",
+    "certify",
+    "generalisation",
+    "certified-training",
+    "architecture",
+]
 
 
 @pytest.fixture(scope="module")

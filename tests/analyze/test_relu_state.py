@@ -8,13 +8,14 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.analyze.relu_state import relu_stability_loss, relu_state
+from holdfast.analyze.relu_state import relu_state
 from holdfast.bounds import linear
 from holdfast.bounds.graph import trace
 from holdfast.bounds.region import region
 from holdfast.bounds.slopes import chord_slopes, optimised_slopes
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
+from holdfast.train.regularizers.bounded import relu_stability_loss
 
 
 def by_hand():

@@ -138,50 +138,6 @@ def test_gradients_equal_finite_differences():
         assert abs(gradient[i, j].item() - finite) < 1e-5
 
 
-def test_more_projections_bring_the_estimate_nearer_to_the_polytope():
-    model, shape = nets()["mlp"]
-    x = torch.rand(8, *shape)
-    y = model(x).argmax(1)
-    graph, r = trace(model, x), region(hf.Linf(0.08), x, sound=False)
-    exact = dual.margin_bounds(dual.polytope(graph, r), y)
-    errors = []
-    for count in (20, 400, 8000):
-        p = dual.estimated_polytope(graph, r, noise=Noise.for_batch(0, 8), projections=count)
-        errors.append((dual.margin_bounds(p, y) - exact).abs().mean().item())
-    assert errors[2] < 0.5 * errors[1] < 0.5 * errors[0]
-    assert errors[2] < 0.01 * exact.abs().mean().item()
-
-
-def test_the_median_of_cauchy_projections_is_the_l1_norm():
-    v = torch.randn(3, 40, dtype=torch.float64)
-    rays = dual._cauchy(Noise.for_batch(0, 3), 40_000, v)
-    estimate = (rays * v[:, None]).sum(2).abs().median(1).values
-    assert torch.allclose(estimate, v.abs().sum(1), rtol=0.03)
-
-
-def test_an_estimate_belongs_to_its_input_and_its_seed():
-    model, shape = nets()["conv"]
-    x = torch.rand(4, *shape)
-    graph = trace(model, x)
-
-    def estimate(part, seed=0):
-        r = region(hf.Linf(0.05), x[part], sound=False)
-        p = dual.estimated_polytope(graph, r, noise=Noise.for_batch(seed, 4)[part], projections=10)
-        return dual.margin_bounds(p, torch.zeros(len(r.x), dtype=torch.long))
-
-    assert torch.allclose(estimate(slice(0, 4))[2:], estimate(slice(2, 4)), atol=1e-5)
-    assert not torch.allclose(estimate(slice(0, 4)), estimate(slice(0, 4), seed=1), atol=1e-4)
-
-
-def test_an_estimate_can_be_trained():
-    model, shape = nets()["mlp"]
-    x, y = torch.rand(4, *shape), torch.tensor([0, 1, 2, 3])
-    p = dual.estimated_polytope(trace(model, x), region(hf.Linf(0.05), x, sound=False), noise=Noise.for_batch(0, 4))
-    loss = nn.functional.cross_entropy(-dual.margin_bounds(p, y), y)
-    for gradient in torch.autograd.grad(loss, list(model.parameters())):
-        assert bool(torch.isfinite(gradient).all())
-
-
 def test_what_the_dual_does_not_cover_is_refused_by_name():
     x = torch.rand(1, 5)
     smooth, _ = tiny_nets()["smooth"]
@@ -193,11 +149,6 @@ def test_what_the_dual_does_not_cover_is_refused_by_name():
     pooled, shape = tiny_nets()["pooled"]
     with pytest.raises(UnsupportedError, match="MaxPool"):
         dual.cap(pooled, torch.rand(1, *shape), hf.Linf(0.1))
-    model = mlp(5, 4, 2)
-    with pytest.raises(UnsupportedError, match="l1 norms"):
-        dual.estimated_polytope(
-            trace(model, x), region(hf.L2(0.1), x, sound=False), noise=Noise.for_batch(0, 1), projections=5
-        )
 
 
 @pytest.mark.parametrize("threat", THREATS[:3], ids=str)

@@ -59,7 +59,7 @@ def test_seed_decides_and_the_global_generator_is_left_alone(toy_recipe, make_to
         {},
         {"average": {"name": "ema", "decay": 0.9}, "optimizer": {"name": "adamw", "lr": 0.01, "weight_decay": 0.1}},
         {"average": {"name": "swa", "start_epoch": 1}, "augment": {"crop": 1, "flip": True}, "validation": 0},
-        {"budget": {"name": "linear", "end": 3}, "learning_rate": {"name": "step", "every": 1}, "warmup": 0.5},
+        {"budget": {"name": "linear", "end": 2}, "learning_rate": {"name": "step", "every": 1}, "warmup": 0.5},
     ],
 )
 def test_two_epochs_and_two_more_are_four(toy_recipe, make_toy_model, toy_data, tmp_path, change):

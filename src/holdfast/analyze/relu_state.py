@@ -1,4 +1,4 @@
-"""What the ReLUs of a network do over a threat set: active, dead, or unstable; and a loss that makes them stable."""
+"""What the ReLUs of a network do over a threat set: active, dead, or unstable."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds import linear, ops
+from holdfast.bounds import linear
 from holdfast.bounds.graph import trace
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.region import region
-from holdfast.bounds.slopes import LowerSlopes
+from holdfast.bounds.slopes import LowerSlopes, pre_activations
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.threats import Patch, Threat
@@ -37,15 +37,6 @@ class ReluState:
     low_zero: Tensor
     low_between: Tensor
     low_one: Tensor
-
-
-def pre_activations(r: Relaxation) -> dict[int, tuple[Tensor, Tensor]]:
-    """Bounds (B, n) before every ReLU, by node."""
-    return {
-        i: (r.intervals[node.inputs[0]][0].flatten(1), r.intervals[node.inputs[0]][1].flatten(1))
-        for i, node in enumerate(r.graph.nodes)
-        if isinstance(node.op, ops.Activation) and node.op.kind == "relu"
-    }
 
 
 @torch.no_grad()
@@ -96,14 +87,3 @@ def relu_state(
         (unstable & (low > 0) & (low < 1)).sum(1),
         (unstable & (low == 1)).sum(1),
     )
-
-
-def relu_stability_loss(r: Relaxation) -> Tensor:
-    """Sum over the ReLUs of -tanh(1 + u l), (B,): large while u l < 0, flat where the ReLU is clearly stable.
-
-    To be added, with a weight, to the training loss (Xiao et al., "Training for faster adversarial robustness
-    verification via inducing ReLU stability", 2019). The product is taken neuron by neuron: a single tanh of the inner
-    product of u and l, as sometimes printed, would let stable neurons pay for unstable ones.
-    """
-    terms = [-torch.tanh(1 + upper * lower).sum(1) for lower, upper in pre_activations(r).values()]
-    return torch.stack(terms).sum(0) if terms else r.region.x.new_zeros(len(r.region.x))

@@ -21,13 +21,11 @@ from torch.nn import functional as F
 
 from holdfast.bounds import interval, linear, ops
 from holdfast.bounds.coefficients import Coefficients
-from holdfast.bounds.forward import linear_part
 from holdfast.bounds.graph import trace
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import Region, minimum, region
 from holdfast.bounds.relax import chord, upper_shift
 from holdfast.errors import UnsupportedError
-from holdfast.random import Noise
 from holdfast.registry import register
 from holdfast.results import Bounds
 from holdfast.threats import Threat
@@ -119,7 +117,7 @@ def _walk(p: Polytope, refine: Callable[[int, Tensor, Tensor], interval.Interval
 def _refined(p: Polytope, i: int, lower: Tensor, upper: Tensor, which: Tensor) -> interval.Interval:
     """The box of node i tightened by dual passes for the neurons `which`, bool (B, *shape)."""
     chosen = which.flatten(1)
-    most = int(chosen.sum(1).max())
+    most = int(chosen.sum(1).max()) if len(chosen) else 0
     if most == 0:
         return lower, upper
     low, high = lower.flatten(1), upper.flatten(1)
@@ -180,72 +178,6 @@ def margin_bounds(p: Polytope, y: Tensor) -> Tensor:
     """Lower bounds of z_y - z_j for every class j, (B, K); zero at j = y. Rounding is not accounted for."""
     one_hot = torch.eye(p.graph.nodes[-1].shape[0], dtype=p.region.x.dtype, device=y.device)
     return dual_pass(p, len(p.graph.nodes) - 1, one_hot[y][:, None] - one_hot)[0].scatter(1, y[:, None], 0.0)
-
-
-def estimated_polytope(graph: Graph, inputs: Region, *, noise: Noise, projections: int = 50) -> Polytope:
-    """Like `polytope`, with the hidden bounds ESTIMATED by random projections: for training, never a proof.
-
-    The bounds of a neuron are the value of the chain with each ReLU replaced by alpha z + gap / 2, at the middle of the
-    box, -+ the l1 norm of (radius * xi, gap / 2 * nuhat of every ReLU). Cauchy variables are 1-stable: the product of a
-    vector with Cauchy noise is Cauchy noise of scale |.|_1, and its absolute value has the median |.|_1. So a few
-    noise vectors are carried forward, and the median over them stands for one dual pass per neuron.
-    (Wong et al., "Scaling provable adversarial defenses", 2018; there each layer's noise is carried by itself, here it
-    is added up, which has the same distribution.)
-
-    Args:
-        graph: affine layers and ReLUs in sequence.  inputs: a box; balls have other norms.
-        noise: for the inputs of the region; the same noise gives the same estimate.
-        projections: noise vectors per input; the error falls as 1 / sqrt(projections).
-    """
-    if inputs.threat is not None:
-        raise UnsupportedError(f"random projections estimate l1 norms, for linf and boxes, not for '{inputs.threat}'")
-    p = Polytope(graph, inputs)
-    first = first_layer(graph)
-    radius = (inputs.upper - inputs.lower) / 2
-    state = _Projected((inputs.lower + inputs.upper) / 2, _cauchy(noise, projections, radius) * radius[:, None], 0)
-
-    def refine(i: int, lower: Tensor, upper: Tensor) -> interval.Interval:
-        nonlocal state
-        state = _advance(p, state, i, noise)
-        if i == first:  # exact already
-            return lower, upper
-        spread = state.rays.abs().median(1).values
-        free = (lower < 0) & (upper > 0)
-        low = torch.where(free, torch.maximum(lower, state.centre - spread), lower)
-        return low, torch.where(free, torch.minimum(upper, state.centre + spread), upper)
-
-    _walk(p, refine)
-    return p
-
-
-@dataclass(frozen=True, eq=False)
-class _Projected:
-    """Value of the linearised chain at the middle of the box (B, *shape) and noise rays (B, R, *shape) at a node."""
-
-    centre: Tensor
-    rays: Tensor
-    node: int
-
-
-def _cauchy(noise: Noise, count: int, like: Tensor) -> Tensor:
-    return torch.tan(torch.pi * (noise.uniform((count, *like.shape[1:]), like.dtype) - 0.5))
-
-
-def _advance(p: Polytope, state: _Projected, until: int, noise: Noise) -> _Projected:
-    """Carries centre and rays on to node `until`."""
-    centre, rays = state.centre, state.rays
-    for j in range(state.node + 1, until + 1):
-        node = p.graph.nodes[j]
-        if j in p.slopes:
-            half = p.gaps[j] / 2
-            centre = p.slopes[j] * centre + half
-            rays = p.slopes[j][:, None] * rays + _cauchy(noise.fork(j), rays.shape[1], half) * half[:, None]
-        else:
-            centre = ops.evaluate(node.op, [centre])
-            flat = rays.flatten(0, 1)
-            flat = linear_part(node.op, flat) if isinstance(node.op, ops.Affine) else ops.evaluate(node.op, [flat])
-            rays = flat.view(*rays.shape[:2], *node.shape)
-    return _Projected(centre, rays, until)
 
 
 @register(

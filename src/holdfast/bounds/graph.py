@@ -6,6 +6,7 @@ with an error that names the layer. Nothing is guessed.
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,6 +25,7 @@ from holdfast.bounds.rules import (
     SIMPLE,
     SUBTRACT,
     affine,
+    batch_norm_of,
     from_module,
 )
 from holdfast.errors import UnsupportedError
@@ -39,16 +41,9 @@ def trace(model: nn.Module, x: Tensor) -> Graph:
         UnsupportedError: the model cannot be traced, or holds a layer without a rule; the message names it.
     """
     reuse_blocks()
-    try:
-        traced = fx.GraphModule(model, _Tracer().trace(model))
-    except Exception as error:
-        raise UnsupportedError(
-            f"the model cannot be traced by torch.fx: {str(error).splitlines()[0]} Avoid control flow that depends on "
-            "values in forward(), or export the model to ONNX and load that."
-        ) from error
     example = x[:1].detach().expand(BATCH, *x.shape[1:]).clone()
     with torch.enable_grad():  # batch norm is folded here, and must keep its gradient
-        graph = Translator(traced).translate(example)
+        graph, _ = Translator(_traced(model)).translate(example)
     with torch.no_grad():
         ours, theirs = graph.forward(example), model(example)
     scale = theirs.abs().max().clamp(min=1e-6)
@@ -58,6 +53,36 @@ def trace(model: nn.Module, x: Tensor) -> Graph:
             "not see (hooks, control flow on attributes, randomness). Export it to ONNX and load that."
         )
     return graph
+
+
+def trace_batch(model: nn.Module, x: Tensor) -> tuple[Graph, Tensor]:
+    """The graph of `model` as it is on this batch, and the logits of the batch, both with gradients: for training.
+
+    Translating evaluates the network on x, so the logits come for free. Batch norm in training mode is folded with the
+    mean and variance of this batch, through which gradients flow, and updates its running statistics. Neither the
+    values nor the model are checked: call `trace` once before.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in training or eval mode.
+        x: inputs (B, ...).
+    """
+    if model not in _TRACED:
+        _TRACED[model] = _traced(model)
+    return Translator(_TRACED[model], batch=True).translate(x)
+
+
+_TRACED: WeakKeyDictionary[nn.Module, fx.GraphModule] = WeakKeyDictionary()
+"""Tracing costs as much as a small step of training. The traced modules refer to the parameters of the model."""
+
+
+def _traced(model: nn.Module) -> fx.GraphModule:
+    try:
+        return fx.GraphModule(model, _Tracer().trace(model))
+    except Exception as error:
+        raise UnsupportedError(
+            f"the model cannot be traced by torch.fx: {str(error).splitlines()[0]} Avoid control flow that depends on "
+            "values in forward(), or export the model to ONNX and load that."
+        ) from error
 
 
 class _Tracer(fx.Tracer):
@@ -75,23 +100,27 @@ class Symbol:
 
 
 class Translator(fx.Interpreter):
-    """Walks a traced module with example values and collects operations for all that depends on the input."""
+    """Walks a traced module with example values and collects operations for all that depends on the input.
 
-    def __init__(self, traced: fx.GraphModule) -> None:
+    With `batch` the examples are a real batch: they carry gradients, and batch norm in training mode takes theirs.
+    """
+
+    def __init__(self, traced: fx.GraphModule, *, batch: bool = False) -> None:
         super().__init__(traced, garbage_collect_values=False)
+        self.batch = batch
         self.extra_traceback = False  # our own message names the layer
         self.nodes: list[Node] = []
         self.current = "input"
 
-    def translate(self, example: Tensor) -> Graph:
-        """The graph for inputs like `example` (BATCH, ...)."""
+    def translate(self, example: Tensor) -> tuple[Graph, Tensor]:
+        """The graph for inputs like `example` (BATCH, ...), and their logits."""
         output = self.run(example)
         if not isinstance(output, Symbol):
             raise UnsupportedError("the model's output does not depend on its input, or is not a single tensor")
         # Nodes that the output does not need stay in the list harmlessly, but the output must come last.
         if output.index != len(self.nodes) - 1:
             self._emit(ops.Reshape(tuple(output.example.shape[1:])), (output,))
-        return Graph(tuple(self.nodes))
+        return Graph(tuple(self.nodes)), output.example
 
     def run_node(self, n: fx.Node) -> Any:
         self.current = str(n.target) if n.op == "call_module" else n.name
@@ -113,6 +142,8 @@ class Translator(fx.Interpreter):
         module = self.fetch_attr(target)
         if not any(isinstance(a, Symbol) for a in args):
             return super().call_module(target, args, kwargs)
+        if self.batch and module.training and isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            return self._emit(batch_norm_of(module, args[0].example), args[:1])
         return self._emit(from_module(module, args[0].example), args[:1])
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -171,7 +202,7 @@ class Translator(fx.Interpreter):
     def _emit(self, op: Op | None, inputs: tuple[Symbol, ...]) -> Symbol:
         if op is None:
             return inputs[0]
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.batch and torch.is_grad_enabled()):
             example = evaluate(op, [s.example for s in inputs])
         self.nodes.append(Node(op, tuple(s.index for s in inputs), self.current, tuple(example.shape[1:])))
         return Symbol(len(self.nodes) - 1, example)

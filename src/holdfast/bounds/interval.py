@@ -113,7 +113,7 @@ def _elided(op: ops.Linear, lower: Tensor, upper: Tensor, y: Tensor, *, sound: b
     # |W_y - W_j| depends on the class alone: one product per class that occurs, and no tensor of shape (B, K, n).
     classes, position = torch.unique(y, return_inverse=True)
     gaps = (op.weight[classes][:, None] - op.weight).abs()
-    spread = (radius @ gaps.flatten(0, 1).T).view(len(y), len(classes), -1)
+    spread = (radius @ gaps.flatten(0, 1).T).view(len(y), len(classes), len(op.weight))
     spread = spread[torch.arange(len(y), device=y.device), position]
     merged = logits.gather(1, y[:, None]) - logits - spread
     if not sound:

@@ -196,7 +196,7 @@ def chosen(graph: Graph, i: int, which: Tensor) -> Tensor:
     Every input gets as many as the one with the most neurons in `which`; the spare ones are repeats or others.
     """
     shape, flat = graph.nodes[i].shape, which.flatten(1)
-    most = int(flat.sum(1).max())
+    most = int(flat.sum(1).max()) if len(flat) else 0
     if most < FULL * flat.shape[1]:
         return flat.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
     order = torch.arange(flat.shape[1], device=which.device)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.bounds.coefficients import Coefficients, clean, dot, seen
+from holdfast.bounds.fused import box_minimum
 from holdfast.bounds.inputs import boxes
 from holdfast.bounds.rounding import gamma, underflow, unit
 from holdfast.threats import L1, L2, Linf, Sparse, Threat
@@ -63,6 +64,10 @@ def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = Fal
         scratch: the coefficients are not needed any more and may be overwritten if nobody else holds them.
     """
     c = clean(c, tuple(region.x.shape[1:]))
+    plain = region.threat is None and not (region.lower.requires_grad or region.upper.requires_grad)
+    dense = c.window is None and len(c.values) == len(region.x)
+    if torch.is_grad_enabled() and not sound and plain and dense:
+        return box_minimum(c.values, region.lower, region.upper)
     value = dot(c.values, c, region.upper)
     if region.threat is not None:
         ball = dot(c.values, c, region.x) - _reach(region, region.threat, c)

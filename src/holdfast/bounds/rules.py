@@ -93,10 +93,28 @@ def from_module(module: nn.Module, x: Tensor) -> Op | None:
         case MinMax():
             return ops.MinMax()
         case nn.Flatten() | nn.Unflatten():
-            return reshape(module(x))
+            return reshape(x, module(x))
     if type(module) in SIMPLE:
         return SIMPLE[type(module)]()
     raise UnsupportedError(f"no rule for the layer type {type(module).__name__}. {ADVICE}")
+
+
+def batch_norm_of(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> ops.Scale:
+    """Batch norm with the statistics of x (B, C, ...), as in training; the running ones are updated."""
+    axes = [0, *range(2, x.ndim)]
+    count = x.numel() // x.shape[1]
+    if count < 2:
+        raise UnsupportedError("batch norm in training mode needs more than one value per channel; use larger batches")
+    var, mean = torch.var_mean(x, axes, correction=0)
+    if module.running_mean is not None and module.running_var is not None:
+        with torch.no_grad():
+            if module.num_batches_tracked is not None:
+                module.num_batches_tracked.add_(1)
+            # Without a momentum the running statistics are those of all batches so far, with equal weights.
+            share = module.momentum if module.momentum is not None else 1 / float(module.num_batches_tracked or 1)
+            module.running_mean.lerp_(mean.detach(), share)
+            module.running_var.lerp_(var.detach() * count / (count - 1), share)
+    return ops.batch_norm(mean, var, module.weight, module.bias, module.eps, x.ndim - 1)
 
 
 def pool_arguments(module: nn.AvgPool2d) -> tuple[Any, ...]:
@@ -150,9 +168,9 @@ def max_pool(
     return ops.MaxPool(two(kernel), two(kernel if stride is None else stride), two(padding), two(dilation), ceil_mode)
 
 
-def reshape(result: Tensor) -> ops.Reshape:
-    """A reshape to the shape of `result` (BATCH, ...)."""
-    if result.shape[0] != BATCH:
+def reshape(x: Tensor, result: Tensor) -> ops.Reshape:
+    """A reshape of x to the shape of `result`."""
+    if result.shape[0] != x.shape[0]:
         raise UnsupportedError(f"a reshape to {tuple(result.shape)} does not keep the batch axis first")
     return ops.Reshape(tuple(result.shape[1:]))
 
@@ -192,12 +210,12 @@ FUNCTIONS: dict[Any, Callable[..., Op | None]] = {
     F.max_pool2d: lambda x, *a, return_indices=False, **k: max_pool(*a, **k),
     torch.mean: mean,
     "mean": mean,
-    torch.flatten: lambda x, *a, **k: reshape(torch.flatten(x, *a, **k)),
-    torch.reshape: lambda x, *a, **k: reshape(torch.reshape(x, *a, **k)),
-    torch.squeeze: lambda x, *a, **k: reshape(torch.squeeze(x, *a, **k)),
-    torch.unsqueeze: lambda x, *a, **k: reshape(torch.unsqueeze(x, *a, **k)),
+    torch.flatten: lambda x, *a, **k: reshape(x, torch.flatten(x, *a, **k)),
+    torch.reshape: lambda x, *a, **k: reshape(x, torch.reshape(x, *a, **k)),
+    torch.squeeze: lambda x, *a, **k: reshape(x, torch.squeeze(x, *a, **k)),
+    torch.unsqueeze: lambda x, *a, **k: reshape(x, torch.unsqueeze(x, *a, **k)),
     **{
-        name: (lambda x, *a, _name=name, **k: reshape(getattr(x, _name)(*a, **k)))
+        name: (lambda x, *a, _name=name, **k: reshape(x, getattr(x, _name)(*a, **k)))
         for name in ("view", "reshape", "flatten", "squeeze", "unsqueeze")
     },
     "contiguous": lambda x, *a, **k: None,

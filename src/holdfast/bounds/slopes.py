@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from holdfast.bounds import linear, ops
+from holdfast.bounds.coefficients import Coefficients
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.relax import PIECEWISE
 from holdfast.errors import InputError
@@ -33,6 +34,15 @@ def _piecewise(r: Relaxation) -> dict[int, tuple[ops.Activation, Tensor, Tensor]
         if isinstance(node.op, ops.Activation) and node.op.kind in PIECEWISE and i in r.lines:
             found[i] = (node.op, *r.intervals[node.inputs[0]])
     return found
+
+
+def pre_activations(r: Relaxation) -> dict[int, tuple[Tensor, Tensor]]:
+    """Bounds (B, n) before every ReLU, by node."""
+    return {
+        i: (r.intervals[node.inputs[0]][0].flatten(1), r.intervals[node.inputs[0]][1].flatten(1))
+        for i, node in enumerate(r.graph.nodes)
+        if isinstance(node.op, ops.Activation) and node.op.kind == "relu"
+    }
 
 
 def _chosen(r: Relaxation, rule: Callable[[int, ops.Activation, Tensor, Tensor], Tensor]) -> LowerSlopes:
@@ -110,4 +120,10 @@ def _slope_gradients(r: Relaxation, y: Tensor, slopes: LowerSlopes) -> LowerSlop
 
 def sloped_margins(r: Relaxation, y: Tensor, slopes: LowerSlopes | None) -> Tensor:
     """Lower bounds of z_y - z_j with the given lower slopes, (B, K); zero at j = y. None takes the lines' own."""
-    return linear.concretise(r, linear.margin_planes(r, y, slopes)).scatter(1, y[:, None], 0.0)
+    classes = r.graph.nodes[-1].shape[0]
+    others = torch.arange(classes - 1, device=y.device).expand(len(y), -1)
+    others = others + (others >= y[:, None]).to(others)  # the classes other than y, in order
+    one_hot = torch.eye(classes, dtype=r.region.x.dtype, device=y.device)
+    rows = Coefficients(one_hot[y][:, None] - one_hot[others])
+    found = linear.concretise(r, linear.backward(r, len(r.graph.nodes) - 1, rows, slopes))
+    return found.new_zeros(len(y), classes).scatter(1, others, found)

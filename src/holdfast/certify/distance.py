@@ -68,7 +68,7 @@ def distance(h: HalfSpaces, norm: Norm) -> Tensor:
     same optimum without rounds.
     """
     size = h.slope.abs()
-    free = size if h.room is None else _split(size, h.value.clamp(min=0), h.room, norm)
+    free = size if h.room is None else split(size, h.value.clamp(min=0), h.room, norm)
     top, bottom = _dual(h, size, free, norm)
     tiny = torch.finfo(torch.float64).tiny
     found = torch.where(bottom > 0, top / bottom.clamp(min=tiny), torch.inf)
@@ -83,7 +83,7 @@ def reach(h: HalfSpaces, norm: Norm, eps: Tensor) -> Tensor:
     Positive wherever the half-space is farther than eps: it uses the split that `distance` finds.
     """
     size = h.slope.abs()
-    free = size if h.room is None else _split(size, h.value.clamp(min=0), h.room, norm)
+    free = size if h.room is None else split(size, h.value.clamp(min=0), h.room, norm)
     top, bottom = _dual(h, size, free, norm)
     value = top - eps.double()[:, None] * bottom
     return value - 4 * unit(torch.float64) * (top.abs() + value.abs()) if h.sound else value
@@ -110,7 +110,7 @@ def _dual_norm(values: Tensor, norm: Norm) -> Tensor:
             return values.amax(2)
 
 
-def _split(size: Tensor, value: Tensor, room: Tensor, norm: Norm) -> Tensor:
+def split(size: Tensor, value: Tensor, room: Tensor, norm: Norm) -> Tensor:
     """The best a1 for a = `size`: what is left of |a| when the values that run out of room pay for it; (B, K, n).
 
     The nearest point moves value j by min(s w_j, room_j), w_j = 1 for p = inf and |a_j| for p = 2, with the s that

@@ -57,6 +57,7 @@ class Context:
         count: number of training examples.
         optimizer: for its learning rate and its own state; the loop takes the step.
         adversary: the threat at the budget scheduled for this step, or None if the recipe has none.
+        ramp: how much of its rise the budget has behind it at this step, between 0 and 1.
         parts: the other parts of the recipe, for an objective that is composed of them.
         notes: per-example tensors (B,) that one part of this step leaves for another; their means go into the history.
     """
@@ -72,6 +73,7 @@ class Context:
     optimizer: Optimizer
     adversary: Threat | None
     parts: Parts = Parts()
+    ramp: float = 1.0
     notes: dict[str, Tensor] = field(default_factory=dict)
 
     @property

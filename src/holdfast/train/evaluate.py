@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import pgd
+from holdfast.attacks.pgd import BALLS, pgd
+from holdfast.certify import certify
 from holdfast.random import Noise
 from holdfast.threats import Threat
 from holdfast.train.context import in_mode
@@ -23,8 +24,9 @@ def evaluate(
     seed: int,
     team: Workers,
     single_step: bool = False,
+    certificate: str = "none",
 ) -> dict[str, float]:
-    """Fractions of the inputs classified right: "clean", and "robust" under PGD if there is a threat.
+    """Fractions of the inputs classified right: "clean", "robust" under PGD if there is a threat, and "certified".
 
     With `single_step` also "single", under one step from a random start: where that is far above "robust", the model
     has learned to resist one step alone.
@@ -39,15 +41,19 @@ def evaluate(
         batch_size: inputs at a time.
         seed: of the attack's random starts.
         team: the processes of the run.
+        certificate: name of the proof; "none" for none.
     """
     place = next(model.parameters())
-    attacked = threat is not None and attack_steps > 0
-    clean = robust = single = 0
+    attacked = threat is not None and attack_steps > 0 and threat.name in BALLS
+    proved = threat is not None and certificate != "none"
+    clean = robust = single = certified = 0
     with in_mode(model, False), torch.no_grad():
         for index in torch.arange(len(x))[team.rank :: team.count].split(batch_size):
             inputs, labels = x[index].to(place), y[index].to(place.device)
             right = model(inputs).argmax(1) == labels
             clean += int(right.sum())
+            if proved and threat is not None:
+                certified += int(certify(model, inputs, labels, threat, certificate).certified.sum())
             if attacked and threat is not None and bool(right.any()):
                 noise = Noise(seed, index.to(place.device))[right]
                 broken = pgd(model, inputs[right], labels[right], threat, noise=noise, steps=attack_steps).success
@@ -56,6 +62,7 @@ def evaluate(
                     size = SINGLE_STEP_SIZE * threat.budget
                     once = pgd(model, inputs[right], labels[right], threat, noise=noise, steps=1, step_size=size)
                     single += int((~once.success).sum())
-    counts = dict(zip(("clean", "robust", "single"), team.total([clean, robust, single]), strict=True))
-    shown = ("clean", *(("robust",) if attacked else ()), *(("single",) if attacked and single_step else ()))
-    return {key: counts[key] / len(x) for key in shown}
+    names = ("clean", "robust", "single", "certified")
+    shown = (True, attacked, attacked and single_step, proved)
+    totals = team.total([clean, robust, single, certified])
+    return {name: total / len(x) for name, total, show in zip(names, totals, shown, strict=True) if show}

@@ -173,6 +173,7 @@ def make_batch(task: Task, run: RunState, index: Tensor, batches: int) -> tuple[
     place = next(run.model.parameters())
     noise = Noise(recipe.seed, index.to(place.device))
     transform = draw_transform(noise.fork(_AUGMENT).fork(step), crop=recipe.augment.crop, flip=recipe.augment.flip)
+    factor = budget_factor(recipe, t)
     context = Context(
         epoch=run.epoch,
         step=step,
@@ -184,7 +185,8 @@ def make_batch(task: Task, run: RunState, index: Tensor, batches: int) -> tuple[
         state=run.objective,
         count=len(task.train),
         optimizer=run.optimizer,
-        adversary=None if task.threat is None else with_budget(task.threat, budget_factor(recipe, t)),
+        adversary=task.threat if task.threat is None or recipe.ramps else with_budget(task.threat, factor),
+        ramp=min(1.0, factor / recipe.budget.options.get("final", 1.0)),
     )
     return transform(task.train.x[index].to(place)), task.train.y[index].to(place.device), context
 
@@ -227,7 +229,9 @@ def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None
     row |= {"seconds": run.seconds, "images_per_second": count / run.seconds, "peak_memory_mb": peak_memory()}
     if run.epoch + 1 in recipe.periods:
         run.snapshots.append(copy_weights(run.judged))
-    ready = run.average is None or run.averaging
+    # A model that was not trained for the whole budget is no candidate, however good it looks on the way up.
+    risen = recipe.selects != "certified" or budget_factor(recipe, t) >= budget_factor(recipe, recipe.epochs)
+    ready = risen and (run.average is None or run.averaging)
     score = scores.get(recipe.selects, float(run.epoch))  # the epoch itself where the last one is kept
     if scores and ready and (run.best is None or score >= run.best.score):
         run.best = Best(run.epoch + 1, score, copy_weights(run.judged))
@@ -248,6 +252,7 @@ def validate(split: Split | None, task: Task, run: RunState, team: Workers) -> d
         batch_size=task.recipe.batch_size,
         seed=task.recipe.seed + _VALIDATE,
         single_step=task.recipe.single_step,
+        certificate=task.recipe.evaluate.certify or "none",
         team=team,
     )
 
@@ -268,7 +273,8 @@ def _check_finite(value: float, what: str, run: RunState) -> None:
     if not math.isfinite(value):
         raise HoldfastError(
             f"the {what} became {value} in epoch {run.epoch + 1}, batch {run.batch + 1}. "
-            "The last checkpoint is from before. Try a lower optimizer.lr, a warmup, or optimizer.clip_norm."
+            "The last checkpoint is from before. Try a lower optimizer.lr, a warmup, optimizer.clip_norm, or a slower "
+            "rise of the budget."
         )
 
 

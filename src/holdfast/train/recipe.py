@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
 from holdfast.registry import Method, get, methods
-from holdfast.threats import Threat
+from holdfast.threats import Linf, Threat
 from holdfast.threats import threat as read_threat
 from holdfast.train import averages as _averages  # noqa: F401  (registers them)
 from holdfast.train import inner as _inner  # noqa: F401
 from holdfast.train import regularizers as _regularizers  # noqa: F401
 from holdfast.train import targets as _targets  # noqa: F401
 from holdfast.train import weights as _weights  # noqa: F401
-from holdfast.train.objectives import PARTS, TAKES
+from holdfast.train.objectives import CERTIFIES, PARTS, RAMPS, TAKES
 from holdfast.train.schedules import BUDGETS, LEARNING_RATES, Schedule, with_budget
 from holdfast.train.toml import write_toml
 from holdfast.train.validate import (
@@ -85,14 +85,17 @@ class ExtraPart:
 class EvaluatePart:
     """`[evaluate]` on the validation split: the first `count` inputs, PGD with `attack_steps` (0: no attack).
 
-    The best epoch is the one with the highest `select`: "robust" or "clean" accuracy; "auto" is robust if the
-    objective has an adversary and there is an attack; "last" keeps the last epoch, whatever its score. With
-    `patience`, the run ends after so many epochs in a row that were not the best.
+    `certify` names the certificate that they are proved by, at the full budget; by default that of an objective which
+    trains for one, "none" for no proof. The best epoch is the one with the highest `select`: "certified", "robust" or
+    "clean" accuracy; "auto" is certified if there is a certificate, else robust if the objective has an adversary and
+    there is an attack. Until the budget has risen to its end no epoch is the best. "last" keeps the last epoch,
+    whatever its score. With `patience`, the run ends after so many epochs in a row that were not the best.
     """
 
     attack_steps: int = _key(NOT_NEGATIVE, default=10)
+    certify: str | None = None
     count: int = _key(AT_LEAST_ONE, default=1000)
-    select: Literal["auto", "robust", "clean", "last"] = "auto"
+    select: Literal["auto", "certified", "robust", "clean", "last"] = "auto"
     patience: int | None = _key(AT_LEAST_ONE, default=None)
 
 
@@ -106,6 +109,7 @@ class Recipe:
         threat: as text, such as "linf:8/255"; None if there is no adversary.
         validation: fraction of the training split held out to choose the best epoch.
         init: file of a model whose weights the run starts from.
+        weights: how fresh weights are drawn: "default" by torch's rules, "ibp" so that intervals keep their width.
         objective: the loss.  attack: how it finds adversarial examples.  targets: what outputs are compared with.
         regularizers: tables of options by name.  perturb_weights: how the weights are moved before the loss is taken.
         periods: epochs at which the schedules start anew and a snapshot of the model is kept for an ensemble.
@@ -122,6 +126,7 @@ class Recipe:
     validation: float = _key(FRACTION, default=0.1)
     tensorboard: bool = False
     init: str | None = None
+    weights: Literal["default", "ibp"] = "default"
     periods: tuple[int, ...] = _key(AT_LEAST_ONE, default=())
     model: Choice | None = None
     objective: Choice
@@ -145,11 +150,18 @@ class Recipe:
 
     @property
     def selects(self) -> str:
-        """What picks the best epoch: "robust" or "clean" accuracy on the validation split, or "last"."""
+        """What picks the best epoch: "certified", "robust" or "clean" accuracy on the validation split, or "last"."""
         if self.evaluate.select != "auto":
             return self.evaluate.select
+        if self.evaluate.certify != "none":
+            return "certified"
         adversarial = bool(get("train", self.objective.name).threats) and self.evaluate.attack_steps > 0
         return "robust" if adversarial else "clean"
+
+    @property
+    def ramps(self) -> bool:
+        """Whether the objective follows the rise of the budget by itself, as patches and pixels are not scaled."""
+        return self.objective.name in RAMPS
 
     @property
     def single_step(self) -> bool:
@@ -307,7 +319,23 @@ def _resolved(recipe: Recipe) -> Recipe:
         **_filled_parts(recipe),
         learning_rate=_filled_schedule(recipe.learning_rate, LEARNING_RATES, "learning_rate", recipe.epochs),
         budget=_filled_schedule(recipe.budget, BUDGETS, "budget", recipe.epochs),
+        evaluate=replace(recipe.evaluate, certify=_certificate(recipe)),
     )
+
+
+def _certificate(recipe: Recipe) -> str:
+    """The certificate of the validation, which must fit the threat; "none" if there is none."""
+    name = recipe.evaluate.certify or CERTIFIES.get(recipe.objective.name, "none")
+    if name != "none":
+        if recipe.adversary is None:
+            raise InputError(f"evaluate.certify: '{name}' needs a threat, such as threat = 'linf:0.1'")
+        try:
+            get("certify", name).check(recipe.adversary, {})
+        except HoldfastError as error:
+            raise InputError(f"evaluate.certify: {error}") from None
+    elif recipe.evaluate.select == "certified":
+        raise InputError("evaluate.select: 'certified' needs evaluate.certify, such as 'crown-ibp'")
+    return name
 
 
 def _check(recipe: Recipe) -> None:
@@ -315,8 +343,7 @@ def _check(recipe: Recipe) -> None:
         threat = recipe.adversary
     except InputError as error:
         raise InputError(f"threat: {error}") from None
-    if recipe.budget.name != "constant" and threat is not None:
-        with_budget(threat, 0.5)
+    _check_schedules(recipe, threat)
     if recipe.optimizer.nesterov and recipe.optimizer.momentum == 0:
         raise InputError("optimizer.nesterov: needs optimizer.momentum > 0")
     if recipe.average.name != "none" and recipe.average.start_epoch >= recipe.epochs:
@@ -330,6 +357,27 @@ def _check(recipe: Recipe) -> None:
     _check_combination(recipe)
     if recipe.evaluate.select == "robust" and (threat is None or recipe.evaluate.attack_steps == 0):
         raise InputError("evaluate.select: 'robust' needs a threat and evaluate.attack_steps > 0")
+
+
+def _check_schedules(recipe: Recipe, threat: Threat | None) -> None:
+    """A budget that cannot rise, or not within the run, or beyond the range of the inputs."""
+    options, length = recipe.budget.options, recipe.period(recipe.epochs)[1]
+    if recipe.budget.name != "constant" and threat is not None and not recipe.ramps:
+        with_budget(threat, 0.5)
+    for key, epoch in (("budget.start", options.get("start")), ("budget.end", options.get("end"))):
+        if isinstance(epoch, int | float) and epoch > length:
+            raise InputError(
+                f"{key}: the budget rises until epoch {epoch:g}, but the run ends after {length:g}; the model would "
+                "never be trained for it. Shorten the rise with the run, or leave out budget.end"
+            )
+    if recipe.warmup > length:
+        raise InputError(f"warmup: expected at most the {length:g} epochs of the run, got {recipe.warmup:g}")
+    final = options.get("final", 1.0)
+    if isinstance(threat, Linf) and isinstance(final, int | float) and threat.eps * final > threat.high - threat.low:
+        raise InputError(
+            f"threat: a budget of {threat.eps * final:g} is beyond the range of the inputs, {threat.low:g} to "
+            f"{threat.high:g}; no model keeps its class there"
+        )
 
 
 def _check_periods(recipe: Recipe) -> None:

@@ -69,26 +69,56 @@ def cyclic(t: float, epochs: float, *, period: float, low: float = 0.0) -> float
     return low + (1 - low) * (1 - abs(2 * (t % period) / period - 1))
 
 
-def linear_rise(t: float, epochs: float, *, end: float | None = None, start: float = 0.0, peak: float = 1.0) -> float:
-    """Zero until the epoch `start`, linear up to `peak` at the epoch `end`, never above one.
+def linear_rise(
+    t: float, epochs: float, *, end: float | None = None, start: float = 0.0, peak: float = 1.0, final: float = 1.0
+) -> float:
+    """Zero until the epoch `start`, linear up to `peak` at the epoch `end`, never above one; all of it times `final`.
 
     Without `end` it rises until the end of the run or period. A peak above one reaches the full budget earlier: Liu et
-    al., "On the loss landscape of adversarial training", 2020, rise to twice the budget.
+    al., "On the loss landscape of adversarial training", 2020, rise to twice the budget. `final` above one trains for
+    more than the budget that counts, as certified training does on MNIST.
     """
-    return min(1.0, peak * _risen(t, start, epochs if end is None else end, peak))
+    return final * min(1.0, peak * _risen(t, start, epochs if end is None else end, peak, final))
 
 
-def cosine_rise(t: float, epochs: float, *, end: float | None = None, start: float = 0.0, peak: float = 1.0) -> float:
+def cosine_rise(
+    t: float, epochs: float, *, end: float | None = None, start: float = 0.0, peak: float = 1.0, final: float = 1.0
+) -> float:
     """As `linear_rise`, along half a cosine."""
-    risen = _risen(t, start, epochs if end is None else end, peak)
-    return min(1.0, peak * (1 - math.cos(math.pi * risen)) / 2)
+    risen = _risen(t, start, epochs if end is None else end, peak, final)
+    return final * min(1.0, peak * (1 - math.cos(math.pi * risen)) / 2)
 
 
-def _risen(t: float, start: float, end: float, peak: float) -> float:
-    if not 0 <= start < end or peak < 1:
+def smooth_rise(
+    t: float,
+    epochs: float,
+    *,
+    end: float | None = None,
+    start: float = 0.0,
+    middle: float = 0.25,
+    power: float = 4.0,
+    final: float = 1.0,
+) -> float:
+    """Zero until `start`, then along a power that turns into a straight line at the fraction `middle` of the rise.
+
+    Slow where small budgets decide which neurons die: the schedule of Xu et al., "Automatic perturbation analysis for
+    scalable certified robustness and beyond", 2020.
+    """
+    if not 0 < middle < 1 or power < 1:
+        raise InputError(f"the smooth rise needs 0 < middle < 1 and power >= 1, got {middle:g} and {power:g}")
+    risen = _risen(t, start, epochs if end is None else end, 1.0, final)
+    # Both pieces meet at `middle` with the same slope: c middle^power there, and slope c power middle^(power - 1).
+    c = 1 / (middle**power + power * middle ** (power - 1) * (1 - middle))
+    if risen < middle:
+        return float(final * c * risen**power)
+    return float(final * c * (middle**power + power * middle ** (power - 1) * (risen - middle)))
+
+
+def _risen(t: float, start: float, end: float, peak: float, final: float) -> float:
+    if not 0 <= start < end or peak < 1 or final <= 0:
         raise InputError(
-            "a rising budget needs 0 <= start < end (epochs) and peak >= 1, "
-            f"got start {start:g}, end {end:g} and peak {peak:g}"
+            "a rising budget needs 0 <= start < end (epochs), peak >= 1 and final > 0, "
+            f"got start {start:g}, end {end:g}, peak {peak:g} and final {final:g}"
         )
     return min(max((t - start) / (end - start), 0.0), 1.0)
 
@@ -101,7 +131,12 @@ LEARNING_RATES: dict[str, Schedule] = {
     "one-cycle": one_cycle,
     "cyclic": cyclic,
 }
-BUDGETS: dict[str, Schedule] = {"constant": constant, "linear": linear_rise, "cosine": cosine_rise}
+BUDGETS: dict[str, Schedule] = {
+    "constant": constant,
+    "linear": linear_rise,
+    "cosine": cosine_rise,
+    "smooth": smooth_rise,
+}
 
 
 def warm_up(t: float, epochs: float) -> float:
@@ -118,5 +153,8 @@ def with_budget(threat: Threat, factor: float) -> Threat:
     if factor == 1:
         return threat
     if not isinstance(threat, Linf | L2 | L1):
-        raise InputError(f"the budget of '{threat}' cannot be scaled; only Lp balls can, use budget.name='constant'")
+        raise InputError(
+            f"the budget of '{threat}' cannot be scaled; only that of Lp balls can. Use budget.name = 'constant', or "
+            "an objective that opens patches and pixels by and by, such as 'patch' or 'sparse'"
+        )
     return replace(threat, eps=threat.eps * factor)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from holdfast.certify import certify
 from holdfast.checks import check_labels, check_logits
 from holdfast.data import Dataset, Split, load_data, split_validation
 from holdfast.errors import HoldfastError, InputError
@@ -24,6 +25,8 @@ from holdfast.train.augment import check_images
 from holdfast.train.context import Parts, in_mode
 from holdfast.train.curvature import trace_relu
 from holdfast.train.display import check_tensorboard
+from holdfast.train.initial import ibp_weights
+from holdfast.train.objectives import CERTIFIES
 from holdfast.train.outputs import top_layer
 from holdfast.train.recipe import Recipe, Source, load_recipe, to_table, to_toml
 from holdfast.train.state import Best, RunState
@@ -81,6 +84,7 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
         model = _checked("init", partial(_start, recipe.init, model))
     model, choice = _model(recipe, model, shape, len(dataset.classes))
     _check_fit(model, split, dataset)
+    _check_bounds(recipe, model, split)
     added = 0
     if recipe.extra is not None:
         extra = _load_extra(recipe.extra.data, split, dataset)
@@ -155,6 +159,11 @@ def _model(
 ) -> tuple[nn.Module, Choice | None]:
     """The model to train, and what the recipe of the run says about it (nothing, for a module of unknown making)."""
     if model is not None:
+        if recipe.weights != "default" and recipe.init is None:
+            raise InputError(
+                f"weights: '{recipe.weights}' draws fresh weights, but a model was given; set weights = 'default', and "
+                "call holdfast.train.initial.ibp_weights(model, seed) before if its weights may be drawn anew"
+            )
         if not isinstance(model, nn.Module):
             raise InputError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         made = get_architecture(model)
@@ -163,6 +172,8 @@ def _model(
         raise InputError("model: missing; name an architecture in the recipe or give model=")
     options = {"input_shape": shape, "classes": classes, **recipe.model.options}
     built = make_model(recipe.model.name, seed=recipe.seed, **options)
+    if recipe.weights == "ibp":
+        built = ibp_weights(built, recipe.seed)
     return _placed(built), recipe.model
 
 
@@ -186,6 +197,17 @@ def _check_fit(model: nn.Module, split: Split, dataset: Dataset) -> None:
             f"the model returns {logits.shape[1]} logits but the data '{dataset.name}' has {classes} classes; "
             "they must be as many"
         )
+
+
+def _check_bounds(recipe: Recipe, model: nn.Module, split: Split) -> None:
+    """A layer that the bound of the objective cannot handle is found here, not after an epoch."""
+    method, threat = CERTIFIES.get(recipe.objective.name), recipe.adversary
+    if method is None or threat is None:
+        return
+    place = next(model.parameters())
+    x, y = split.x[:1].to(place), split.y[:1].to(place.device)
+    with in_mode(model, False):
+        _checked(f"objective '{recipe.objective.name}'", lambda: certify(model, x, y, threat, method))
 
 
 def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: bool) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from holdfast.attacks.losses import Loss
+from holdfast.bounds.linear import Relaxation
 from holdfast.train.context import Context, Metrics, in_mode
 from holdfast.train.inner import pgd
 from holdfast.train.outputs import Output, Weights, forward
@@ -81,7 +82,11 @@ class Family:
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """A step as a regulariser sees it; `weights` are those at which the loss is taken, None for the model's own."""
+    """A step as a regulariser sees it.
+
+    `weights` are those at which the loss is taken, None for the model's own; `relaxed` is the network over the threat
+    set around x, where the objective has bounded it.
+    """
 
     model: nn.Module
     weights: Weights | None
@@ -91,6 +96,7 @@ class Taken:
     terms: Terms
     family: Family
     context: Context
+    relaxed: Relaxation | None = None
 
     def at(self, x: Tensor) -> Output:
         """The outputs at x, at the weights of this step."""
@@ -140,13 +146,9 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
             target = Target(y) if parts.targets is None else parts.targets(clean, adv, y, context)
         views = Views(clean, adv, y, target.value)
         terms = family.terms(views)
-        loss, figures = _mean(terms, target), dict[str, Tensor]()
         taken = Taken(model, weights, x, x_adv, views, terms, family, context)
-        for name, regularizer in parts.regularizers.items():
-            penalty, values = regularizer(taken)
-            loss = loss + penalty
-            figures |= {f"{name}_{key}": value.detach() for key, value in values.items()}
-        return loss, taken, figures
+        penalty, figures = penalties(taken)
+        return _mean(terms, target) + penalty, taken, figures
 
     weights = None
     if parts.perturb_weights is not None:
@@ -156,6 +158,17 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
     notes = {key: value.detach().to(loss.dtype).mean() for key, value in context.notes.items()}
     accuracy = (taken.views.adv.logits.argmax(1) == y).to(loss.dtype).mean()
     return loss, {"accuracy": accuracy, **figures, **notes}
+
+
+def penalties(taken: Taken) -> tuple[Tensor | float, dict[str, Tensor]]:
+    """The sum of the regularisers of the recipe, and their figures for the history."""
+    total: Tensor | float = 0.0
+    figures: dict[str, Tensor] = {}
+    for name, regularizer in taken.context.parts.regularizers.items():
+        penalty, values = regularizer(taken)
+        total = total + penalty
+        figures |= {f"{name}_{key}": value.detach() for key, value in values.items()}
+    return total, figures
 
 
 def _mean(terms: Terms, target: Target) -> Tensor:

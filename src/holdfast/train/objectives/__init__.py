@@ -1,13 +1,70 @@
 """What a run minimises: one file per family of losses. Importing this package registers them all."""
 
 from holdfast.train.objectives.adversarial import adversarial
+from holdfast.train.objectives.cap import cap
+from holdfast.train.objectives.certified import crown_ibp, ibp, slope_step
+from holdfast.train.objectives.expressive import mtl_ibp, sabr
 from holdfast.train.objectives.free import free
+from holdfast.train.objectives.guided import guided
+from holdfast.train.objectives.mmr import mmr, mmr_at
 from holdfast.train.objectives.pairing import alp, mart, trades
+from holdfast.train.objectives.patch import patch
+from holdfast.train.objectives.per import per, per_at
+from holdfast.train.objectives.sparse import sparse
 from holdfast.train.objectives.standard import standard
 from holdfast.train.objectives.yopo import yopo
 
 PARTS = ("attack", "targets", "regularizers", "perturb_weights")
 # Which other parts of a recipe an objective is composed of. One that is not listed here takes none.
-TAKES = {"standard": PARTS[1:], "at": PARTS, "trades": PARTS, "alp": PARTS, "mart": PARTS}
+TAKES = {
+    "standard": PARTS[1:],
+    **dict.fromkeys(("at", "trades", "alp", "mart"), PARTS),
+    **dict.fromkeys(("ibp", "crown-ibp", "slope-step", "cap"), ("regularizers",)),
+    **dict.fromkeys(("sabr", "mtl-ibp"), ("attack", "regularizers")),
+    **dict.fromkeys(("per-at", "mmr-at"), ("attack",)),
+}
+# The certificate that an objective trains for: it proves the inputs of the validation.
+CERTIFIES: dict[str, str] = {
+    "ibp": "ibp",
+    "crown-ibp": "crown-ibp",
+    "slope-step": "crown-ibp",
+    "sabr": "crown-ibp",
+    "mtl-ibp": "crown-ibp",
+    "cap": "fastlin",
+    "per": "fastlin",
+    "per-at": "fastlin",
+    "mmr": "fastlin",
+    "mmr-at": "fastlin",
+    "patch": "patch",
+    "patch-guided": "patch",
+    "sparse": "sparse",
+}
+# Objectives that follow the rise of the budget by themselves: their threats have no radius to scale.
+RAMPS = ("patch", "patch-guided", "sparse")
 
-__all__ = ["PARTS", "TAKES", "adversarial", "alp", "free", "mart", "standard", "trades", "yopo"]
+__all__ = [
+    "CERTIFIES",
+    "PARTS",
+    "RAMPS",
+    "TAKES",
+    "adversarial",
+    "alp",
+    "cap",
+    "crown_ibp",
+    "free",
+    "guided",
+    "ibp",
+    "mart",
+    "mmr",
+    "mmr_at",
+    "mtl_ibp",
+    "patch",
+    "per",
+    "per_at",
+    "sabr",
+    "slope_step",
+    "sparse",
+    "standard",
+    "trades",
+    "yopo",
+]

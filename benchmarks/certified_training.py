@@ -1,0 +1,327 @@
+"""Certified training: what can be proved of models that were trained for it, and what the training costs.
+
+Parts, which can run at different times and are put together in one file of results:
+
+- linf: MNIST at linf 0.1 and 0.3, the methods side by side on one small network with the same epochs, schedules and
+  seed; verified error by the method's own bound and by the best that Holdfast has.
+- reach: the network and the schedule that go furthest within the stated CPU time.
+- patch: MNIST against patches of 2x2 and 5x5 pixels, random places, and guided ones at equal cost.
+- cifar: CIFAR-10 at linf 2/255 with a small network.
+- time: seconds per step of IBP and CROWN-IBP training against the same training written with auto_LiRPA.
+- survive: AutoAttack on every test input that a model is certified on.
+
+One thread, the full training set but for a validation split of 5 %, on which the epoch is chosen. Published figures are
+for networks ten to a hundred times as large, trained five to twenty times as long.
+
+    python benchmarks/certified_training.py --data ROOT --models MODELS --part linf          # hours
+    python benchmarks/certified_training.py --data ROOT --models MODELS --part linf --only ibp-0.3 --resume
+
+The part "time" needs auto_LiRPA 0.7.1 (a checkout of its repository) in the environment.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, write_results
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import holdfast as hf
+from holdfast.data import Dataset
+from holdfast.train.objectives.certified import certified_loss, interval_bound, linear_bound
+
+NAME = "certified_training"
+PARTS = ("linf", "reach", "patch", "cifar", "time", "survive")
+PACKAGES = ("holdfast", "torch")
+Cell = dict[str, Any]
+
+# --- The runs ---------------------------------------------------------------------------------------------------------
+
+SMALL = {"name": "cnn", "layers": [[8, 4, 2, 1], [16, 4, 2, 1]], "hidden": [100]}
+EPOCHS = 12
+BASE: dict[str, Any] = {
+    "epochs": EPOCHS,
+    "batch_size": 128,
+    "validation": 0.05,
+    "seed": 0,
+    "optimizer": {"name": "adam", "lr": 2e-3, "clip_norm": 8.0},
+    "learning_rate": {"name": "multistep", "milestones": [9, 11], "gamma": 0.2},
+    "evaluate": {"count": 1000, "attack_steps": 0},
+}
+PGD = {"name": "pgd", "steps": 8}
+
+
+def linf(eps: float, objective: dict[str, Any], *, attack: bool = False, warm: bool = True, **more: Any) -> Cell:
+    """A run at linf eps on the small network; trained at eps + 0.1, as usual on MNIST."""
+    return {
+        **BASE,
+        "threat": f"linf:{eps}",
+        "model": SMALL,
+        "objective": objective,
+        "budget": {"name": "smooth", "start": 0.5, "end": 8, "final": (eps + 0.1) / eps},
+        **({"weights": "ibp", "regularizers": {"ibp-warmup": {}}} if warm else {}),
+        **({"attack": PGD} if attack else {}),
+        **more,
+    }
+
+
+def per_at(eps: float) -> Cell:
+    """PER+at as published: no random weights for intervals, and the budget itself, which it does not overshoot."""
+    objective = {"name": "per-at", "bounds": "interval", "share": 0.25, "start_epoch": 3}
+    return {
+        **linf(eps, objective, attack=True, warm=False),
+        "optimizer": {"name": "adam", "lr": 1e-3},
+        "budget": {"name": "linear", "start": 0.5, "end": 8},
+    }
+
+
+LINF: dict[str, Cell] = {
+    f"{name}-{eps}": recipe
+    for eps, box, alpha in ((0.1, 0.4, 0.2), (0.3, 0.8, 0.6))
+    for name, recipe in (
+        ("ibp", linf(eps, {"name": "ibp"})),
+        ("sabr", linf(eps, {"name": "sabr", "box": box}, attack=True)),
+        ("mtl-ibp", linf(eps, {"name": "mtl-ibp", "alpha": alpha}, attack=True)),
+        ("crown-ibp", linf(eps, {"name": "crown-ibp"})),
+        ("crown-ibp-1-1", linf(eps, {"name": "crown-ibp", "beta_end": 1.0})),
+        ("slope-step", linf(eps, {"name": "slope-step"})),
+        ("per-at", per_at(eps)),
+    )
+}
+OWN = {"ibp": "ibp", "slope-step": "slope-step", "per-at": "pec"}  # the bound that a method trains; else crown-ibp
+RUNS: dict[str, dict[str, Cell]] = {"linf": LINF, "reach": {}, "patch": {}, "cifar": {}}
+
+
+# --- Results: one file, read and written again with every finished cell -----------------------------------------------
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """What was measured so far, by part; empty if nothing was."""
+    path = folder / f"{NAME}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def store(folder: Path, part: str, key: str, cell: Cell) -> None:
+    """Puts one cell among the results."""
+    record = read_results(folder)
+    record.setdefault(part, {})[key] = cell
+    write_results(NAME, record, to_markdown(record), folder)
+    print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k not in ('run', 'recipe')})}", flush=True)
+
+
+# --- Training and judging ---------------------------------------------------------------------------------------------
+
+
+def train(key: str, recipe: Cell, data: Dataset, models: Path) -> tuple[nn.Module, float, int]:
+    """The trained model, CPU seconds and the number of epochs; a run that was interrupted goes on."""
+    folder = models / key
+    started = time.process_time()
+    result = hf.train({**recipe, "name": key}, data=data, out=folder, resume=(folder / "recipe.toml").exists())
+    seconds = time.process_time() - started
+    note = folder / "cpu_seconds.txt"
+    seconds += float(note.read_text()) if note.exists() else 0.0
+    note.write_text(f"{seconds:.1f}")
+    return result.model, seconds, len(result.history)
+
+
+def judge(model: nn.Module, data: Dataset, threat: hf.Linf, own: str) -> Cell:
+    """Errors on the whole test set, in percent: clean, verified by two bounds, and found by the attacks."""
+    x, y = data.test.x, data.test.y
+    right = torch.cat([model(part).argmax(1) for part in x.split(500)]) == y
+    mine = hf.certify(model, x, y, threat, own).certified
+    best = hf.certify(model, x, y, threat, "auto").certified | mine
+    open_ = (right & ~best).nonzero()[:, 0]
+    broken = torch.zeros_like(right)
+    if len(open_):
+        broken[open_] = hf.attack(model, x[open_], y[open_], threat, "cascade").success
+    percent = {"clean": ~right, "own bound": ~mine, "best bound": ~best, "attack": ~right | broken}
+    return {"own": own, **{key: round(100 * float(v.double().mean()), 2) for key, v in percent.items()}}
+
+
+def run_linf(part: str, key: str, data: Dataset, models: Path, folder: Path) -> None:
+    """Trains and judges one model, and stores the cell."""
+    recipe, others = RUNS[part][key], Neighbours()
+    model, seconds, epochs = train(key, recipe, data, models)
+    threat = hf.threat(recipe["threat"])
+    started = time.process_time()
+    name = recipe["objective"]["name"]
+    errors = judge(model.eval(), data, threat, OWN.get(name, "crown-ibp"))
+    cell = {
+        "objective": name,
+        "threat": recipe["threat"],
+        "errors": errors,
+        "epochs": epochs,
+        "train_cpu_seconds": round(seconds),
+        "judge_cpu_seconds": round(time.process_time() - started),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "others": others.cores(),
+        "recipe": recipe,
+        "run": describe_run(PACKAGES),
+    }
+    store(folder, part, key, cell)
+
+
+# --- Time of a step ---------------------------------------------------------------------------------------------------
+
+
+def steps_of(name: str, bound: str, batch: int) -> dict[str, Callable[[], None]]:
+    """One training step of either tool, forward and backward, with kappa = 0.5: clean loss and certified loss."""
+    from auto_LiRPA import BoundedModule, BoundedTensor, PerturbationLpNorm
+
+    torch.manual_seed(0)
+    ours = hf.make_model(name, input_shape=(1, 28, 28), classes=10).train()
+    theirs = hf.make_model(name, input_shape=(1, 28, 28), classes=10)
+    theirs.load_state_dict(ours.state_dict())
+    x, y, threat = torch.rand(batch, 1, 28, 28), torch.randint(0, 10, (batch,)), hf.Linf(0.1)
+    peer = BoundedModule(theirs, x[:2]).train()
+    eye = torch.eye(10)
+    rows = (eye[y][:, None] - eye)[~eye[y].bool()].view(batch, 9, 10)
+    first = torch.zeros(batch, dtype=torch.long)
+    use = interval_bound if bound == "ibp" else linear_bound(1.0, lambda r, y: None)
+
+    def holdfast() -> None:
+        ours.zero_grad()
+        robust, logits, *_ = certified_loss(ours, x, y, threat, use)
+        (0.5 * robust.mean() + 0.5 * cross_entropy(logits, y)).backward()
+
+    def lirpa() -> None:
+        peer.zero_grad()
+        box = PerturbationLpNorm(norm=float("inf"), eps=0.1, x_L=(x - 0.1).clamp(min=0), x_U=(x + 0.1).clamp(max=1))
+        logits = peer(BoundedTensor(x, box))
+        if bound == "ibp":
+            lower, _ = peer.compute_bounds(IBP=True, C=rows, method=None)
+        else:
+            lower, _ = peer.compute_bounds(IBP=True, C=rows, method="backward", bound_upper=False)
+        robust = cross_entropy(torch.cat([-lower.new_zeros(batch, 1), -lower], 1), first)
+        (0.5 * robust + 0.5 * cross_entropy(logits, y)).backward()
+
+    holdfast(), lirpa()
+    apart = max(
+        float((a.grad - b.grad).abs().max() / b.grad.abs().max())
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+        if a.grad is not None and b.grad is not None
+    )
+    assert apart < 1e-3, f"the two tools disagree on the gradient by {apart:.1e}"
+    return {"holdfast": holdfast, "auto_LiRPA": lirpa}
+
+
+def measure_time(folder: Path, rounds: int = 15) -> None:
+    """Median CPU milliseconds of a step, the tools in turn."""
+    for name, batch in (("small-star", 128), ("small", 128), ("medium", 64), ("mlp", 128)):
+        for bound in ("ibp", "crown-ibp"):
+            steps, others = steps_of(name, bound, batch), Neighbours()
+            taken: dict[str, list[float]] = {tool: [] for tool in steps}
+            for _ in range(rounds):
+                for tool, step in steps.items():
+                    started = time.process_time()
+                    step()
+                    taken[tool].append(1e3 * (time.process_time() - started))
+            medians = {tool: round(statistics.median(values), 1) for tool, values in taken.items()}
+            ratio = statistics.median(a / b for a, b in zip(taken["holdfast"], taken["auto_LiRPA"], strict=True))
+            cell = {"batch": batch, "milliseconds": medians, "ratio": round(ratio, 3), "others": others.cores()}
+            store(folder, "time", f"{bound} {name}", {**cell, "run": describe_run((*PACKAGES, "auto_LiRPA"))})
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(record: dict[str, Any]) -> str:
+    """The results as a page."""
+    lines = ["# Certified training", "", "Made by benchmarks/certified_training.py; its docstring says what is done."]
+    for part in ("linf", "reach", "cifar"):
+        if part in record:
+            lines += ["", f"## {part}", "", _errors(record[part])]
+    if "patch" in record:
+        lines += ["", "## patch", "", _patches(record["patch"])]
+    if "time" in record:
+        lines += ["", "## time", "", _times(record["time"])]
+    if "survive" in record:
+        rows = [
+            (key, c["certified"], c["attacked by"], c["broken"], c["cpu_seconds"])
+            for key, c in record["survive"].items()
+        ]
+        lines += ["", "## survive", "", markdown_table(("model", "certified", "attack", "broken", "CPU s"), rows)]
+    runs = {describe_markdown(cell["run"]) for cells in record.values() for cell in cells.values()}
+    return "\n".join([*lines, "", "## Runs", "", *sorted(runs)])
+
+
+def _errors(cells: dict[str, Cell]) -> str:
+    header = (
+        "run",
+        "threat",
+        "clean error",
+        "by attacks",
+        "verified, own bound",
+        "verified, best bound",
+        "epochs",
+        "CPU s",
+    )
+    rows = []
+    for key, cell in cells.items():
+        e = cell["errors"]
+        own = f"{e['own bound']} ({e['own']})"
+        rows.append(
+            (
+                key,
+                cell["threat"],
+                e["clean"],
+                e["attack"],
+                own,
+                e["best bound"],
+                cell["epochs"],
+                cell["train_cpu_seconds"],
+            )
+        )
+    return markdown_table(header, rows)
+
+
+def _patches(cells: dict[str, Cell]) -> str:
+    header = ("run", "threat", "clean accuracy", "certified accuracy", "test inputs", "epochs", "CPU s")
+    rows = [
+        (key, c["threat"], c["clean"], c["certified"], c["inputs"], c["epochs"], c["train_cpu_seconds"])
+        for key, c in cells.items()
+    ]
+    return markdown_table(header, rows)
+
+
+def _times(cells: dict[str, Cell]) -> str:
+    header = ("training, model", "batch", "Holdfast ms", "auto_LiRPA ms", "ratio", "others")
+    rows = [
+        (key, c["batch"], c["milliseconds"]["holdfast"], c["milliseconds"]["auto_LiRPA"], c["ratio"], c["others"])
+        for key, c in cells.items()
+    ]
+    return markdown_table(header, rows)
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Runs the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with mnist and cifar10")
+    parser.add_argument("--models", type=Path, help="folder for the runs")
+    parser.add_argument("--part", choices=PARTS, required=True)
+    parser.add_argument("--only", nargs="*", help="keys of the runs; all of the part if none is given")
+    parser.add_argument("--resume", action="store_true", help="leave out what is among the results")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.part == "time":
+        measure_time(options.out)
+        return
+    data = hf.load_data("cifar10" if options.part == "cifar" else "mnist", root=options.data)
+    done = read_results(options.out).get(options.part, {}) if options.resume else {}
+    for key in options.only or RUNS[options.part]:
+        if key not in done:
+            run_linf(options.part, key, data, options.models, options.out)
+
+
+if __name__ == "__main__":
+    main()
