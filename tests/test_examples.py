@@ -158,3 +158,12 @@ def test_demo_turns_an_error_into_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["demo.py", "--out", str(file), "--epochs", "1"])
     with pytest.raises(SystemExit, match=r"^error: "):
         load("demo").main()
+
+
+def test_certified_landscape_draws_smoothness_and_a_path(capsys, tmp_path):
+    load("certified_landscape").main(steps=6, every=3, out=tmp_path / "l")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split(":")[0] for row in rows] == ["IBP", "CROWN-IBP"]
+    assert all("barrier" in row for row in rows)
+    assert (tmp_path / "l" / "smoothness.svg").read_text().count("<polyline") == 10
+    assert (tmp_path / "l" / "path.svg").read_text().count("<polyline") == 2
