@@ -1,0 +1,317 @@
+"""The l2 Lipschitz constant of a network, and of every difference of two logits, from the norms of its layers.
+
+Constants multiply along a path and add where paths meet. Runs of affine layers (normalisation, convolution, batch norm,
+scaling, the skip of a linear residual block) are merged into one operator first, whose norm is never larger than what
+the rules for the parts would give. A layer without a rule is refused: no constant is ever assumed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from holdfast.bounds import ops
+from holdfast.bounds.ops import Affine, Graph, Node, Shape
+from holdfast.bounds.rounding import unit
+from holdfast.bounds.spectral import domain, linear_part, norm_bound, power_iteration, start_vector
+from holdfast.errors import UnsupportedError
+
+SLOPES: dict[str, Callable[[float], float]] = {
+    **{
+        kind: lambda parameter: 1.0
+        for kind in ("relu", "leaky_relu", "tanh", "arctan", "relu6", "softsign", "hardtanh", "celu", "softplus")
+    },
+    "sigmoid": lambda parameter: 0.25,
+    "hardsigmoid": lambda parameter: 1 / 6 + 1e-15,
+    "elu": lambda alpha: max(1.0, alpha),
+    "selu": lambda parameter: 1.75809935,  # scale * alpha, 1.0507... * 1.67326..., rounded up
+}
+"""The largest slope of each activation, by its kind, as a function of its parameter."""
+
+
+@dataclass(frozen=True, eq=False)
+class LipschitzBound:
+    """Lipschitz constants of a network in the l2 norm; hold for all inputs if proven.
+
+    Attributes:
+        body: (), of the map from the input to the features that enter the last affine layer.
+        pairs: (K, K), of z_y - z_i: the norm of the difference of their weights, times `body`. Zero on the diagonal.
+        layers: name and constant of each layer, in order of evaluation; merged ones have names like "conv+norm".
+        proven: upper bounds (float64, rounding included), not estimates.
+    """
+
+    body: Tensor
+    pairs: Tensor
+    layers: tuple[tuple[str, Tensor], ...]
+    proven: bool
+
+
+@torch.no_grad()
+def lipschitz_bound(graph: Graph, *, tight: float = 1.01) -> LipschitzBound:
+    """Proven upper bounds of the Lipschitz constants: for certificates.
+
+    K_yi = ||w_y - w_i|| prod_l K_l bounds how fast the margin z_y - z_i changes (Leino, Wang and Fredrikson, "Globally
+    robust neural networks", 2021; Tsuzuku, Sato and Sugiyama, "Lipschitz-margin training", 2018). They hold for the
+    network of `graph` in real arithmetic; the rounding of the logits is for the certificate to add. Takes seconds for a
+    large network and depends on the weights alone: compute it once per model.
+
+    Args:
+        graph: of the model in eval mode, from `trace`.
+        tight: how close the bounds of convolutions must come to their norms; 1.02 is faster.
+
+    Example:
+        >>> from holdfast.bounds.graph import trace
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+        >>> bound = lipschitz_bound(trace(model, torch.rand(1, 4)))
+        >>> bound.pairs.shape, [name for name, _ in bound.layers]
+        (torch.Size([3, 3]), ['0', '1'])
+    """
+    one = _one(graph).double()
+    # 1e-15: in I + A the diagonal of A may cancel, and then its rounding error is relative to I.
+    walk = _Walk(graph, one, lambda op, key: one * (norm_bound(op, tight=tight) + 1e-15), _double)
+    body, rows = walk.head()
+    # Merging rounds each weight by 4 u or less, which is 4 u sqrt(n) in norm for n rows or columns, as the norm of |A|
+    # is at most sqrt(n) that of A: below 1e-12 up to n = 5e6. The distance of two rows adds up a product per feature.
+    body = body * (1 + 1e-12 * len(graph.nodes))
+    pairs = body * _distances(rows) * (1 + 8 * unit(torch.float64) * (rows.shape[1] + 8))
+    return LipschitzBound(body, pairs, tuple(walk.layers), proven=True)
+
+
+def lipschitz_estimate(
+    graph: Graph, state: Mapping[str, Tensor], *, steps: int = 1
+) -> tuple[LipschitzBound, dict[str, Tensor]]:
+    """Estimates with gradients to the weights, by power iteration with a warm start: for training, not for proofs.
+
+    Args:
+        graph: of the model as it is now, from `trace` or `trace_batch`.
+        state: the vectors that the last call returned; {} for the first one, which then wants more steps.
+        steps: of power iteration for each layer.
+
+    Returns:
+        The estimates, never above the bound that exact norms would give, and the vectors to start from next time.
+    """
+    one, vectors = _one(graph), dict[str, Tensor]()
+
+    def norm(op: Affine, key: str) -> Tensor:
+        if isinstance(op, ops.Scale):
+            return op.factor.abs().amax()
+        v = state.get(key)
+        if v is None or v.shape != domain(op):  # the first call, or inputs of another size
+            v = start_vector(op, one)
+        sigma, _, vectors[key] = power_iteration(op, v.to(one), steps)
+        return sigma
+
+    walk = _Walk(graph, one, norm, linear_part)
+    body, rows = walk.head()
+    return LipschitzBound(body, body * _distances(rows), tuple(walk.layers), proven=False), vectors
+
+
+def _one(graph: Graph) -> Tensor:
+    """1 with the dtype and on the device of the weights."""
+    for node in graph.nodes:
+        match node.op:
+            case ops.Linear() | ops.Conv():
+                return torch.ones_like(node.op.weight[:0].sum())
+            case ops.Scale():
+                return torch.ones_like(node.op.factor.sum())
+    return torch.ones(())
+
+
+def _double(op: Affine) -> Affine:
+    """The linear part in float64, without gradient."""
+    match linear_part(op):
+        case ops.Linear() | ops.Conv() as part:
+            return replace(part, weight=part.weight.detach().double())
+        case ops.Scale() as part:
+            return replace(part, factor=part.factor.detach().double())
+        case part:
+            return part
+
+
+def _distances(rows: Tensor) -> Tensor:
+    """Euclidean distances of all pairs of rows, without the cancellation of |a|^2 - 2 a b + |b|^2; (K, n) -> (K, K)."""
+    return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A node whose Lipschitz constant, as a map of the input, is known."""
+
+    constant: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """An operator on a known node, not yet measured because the next layers may be merged into it."""
+
+    source: _Known
+    op: Affine
+    name: str
+    shape: Shape
+    """Of what `op` returns; reshapes that follow change neither that nor the norm."""
+
+
+_Value = _Known | _Pending
+
+
+class _Walk:
+    """The rules, with one way to measure operators: `norm(op, key)`, after `prepare(op)` dropped the bias."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        one: Tensor,
+        norm: Callable[[Affine, str], Tensor],
+        prepare: Callable[[Affine], Affine],
+    ) -> None:
+        self.graph, self.one, self.norm, self.prepare = graph, one, norm, prepare
+        self.layers: list[tuple[str, Tensor]] = []
+        self.measured: dict[_Pending, _Known] = {}
+
+    def head(self) -> tuple[Tensor, Tensor]:
+        """The constant of the features that enter the last operator, and its rows (K, n), one for each logit."""
+        shape = self.graph.nodes[-1].shape
+        if len(shape) != 1:
+            raise UnsupportedError(f"the model returns {shape} for each input; Lipschitz bounds need logits (K,)")
+        units = torch.eye(shape[0], dtype=self.one.dtype, device=self.one.device)
+        last: _Value = self.graph.walk(_Known(self.one), self.step)[-1]
+        if isinstance(last, _Known):
+            return last.constant, units
+        return last.source.constant, last.op.transpose(units.view(-1, *last.shape)).flatten(1)
+
+    def step(self, node: Node, values: list[_Value]) -> _Value:
+        """The rule of one operation."""
+        match node.op:
+            case Affine():
+                return self.affine(node, node.op, values[0])
+            case ops.Activation():
+                return self.scaled(node, values[0], _slope(node, node.op))
+            case ops.MaxPool():
+                return self.scaled(node, values[0], _overlap(node.op, node.shape) ** 0.5)
+            case ops.MinMax():  # sorting is 1-Lipschitz
+                return self.known(values[0])
+            case ops.Reshape():
+                return values[0]
+            case ops.Add():
+                return self.add(node, values[0], values[1])
+            case ops.Concat():
+                constants = torch.stack([self.known(value).constant for value in values])
+                return _Known(torch.linalg.vector_norm(constants))
+        raise _refusal(node, type(node.op).__name__)
+
+    def known(self, value: _Value) -> _Known:
+        """The value with its pending operator measured, once for all layers that use it."""
+        if isinstance(value, _Known):
+            return value
+        if value not in self.measured:
+            norm = self.norm(value.op, f"{len(self.layers)} {value.name}")
+            self.layers.append((value.name, norm))
+            self.measured[value] = _Known(value.source.constant * norm)
+        return self.measured[value]
+
+    def scaled(self, node: Node, value: _Value, slope: float) -> _Known:
+        before = self.known(value)
+        self.layers.append((node.name, self.one * slope))
+        return _Known(before.constant * slope)
+
+    def affine(self, node: Node, op: Affine, value: _Value) -> _Pending:
+        op = self.prepare(op)
+        if isinstance(value, _Pending) and value.shape == self.graph.nodes[node.inputs[0]].shape:
+            merged = _merged(value.op, op)
+            if merged is not None:
+                return _Pending(value.source, merged, f"{value.name}+{node.name}", node.shape)
+        return _Pending(self.known(value), op, node.name, node.shape)
+
+    def add(self, node: Node, a: _Value, b: _Value) -> _Known:
+        """K_a + K_b; the norm of I + A where one side is A times the other."""
+        for skip, branch in ((a, b), (b, a)):
+            source = self.measured.get(skip) if isinstance(skip, _Pending) else skip
+            if isinstance(branch, _Pending) and branch.source is source:
+                merged = _plus_identity(branch.op)
+                if merged is not None:
+                    return self.known(_Pending(branch.source, merged, f"{branch.name}+{node.name}", branch.shape))
+        return _Known(self.known(a).constant + self.known(b).constant)
+
+
+def _refusal(node: Node, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"layer '{node.name}': no Lipschitz constant is known for {what}, and none is assumed. Use ReLU, leaky ReLU, "
+        "MinMax, sigmoid, tanh, linear, convolution, batch norm, pooling, additions or concatenations instead."
+    )
+
+
+def _slope(node: Node, op: ops.Activation) -> float:
+    if op.kind not in SLOPES:
+        raise _refusal(node, f"the activation '{op.kind}'")
+    if op.kind == "softplus" and getattr(op.function, "threshold", 20) < 20:
+        raise _refusal(node, "softplus with a threshold below 20, which makes it jump")
+    return SLOPES[op.kind](op.parameter)
+
+
+def _overlap(op: ops.MaxPool, out_shape: Shape) -> int:
+    """How many windows share a value, at most: the square of the constant of max pooling.
+
+    |max_S x - max_S y| <= ||(x - y)_S||, and the sum of the squares over all windows counts no value more often.
+    """
+    count = 1
+    for axis in range(2):
+        # Tap a of window i reads i stride + a dilation, so the taps that meet one value agree modulo the stride.
+        taps = Counter((a * op.dilation[axis]) % op.stride[axis] for a in range(op.kernel[axis]))
+        count *= min(max(taps.values()), out_shape[1 + axis])
+    return count
+
+
+def _merged(first: Affine, then: Affine) -> Affine | None:
+    """x -> then(first(x)) as one operator, where a scaling can be put into the weights beside it; else None."""
+    match first, then:
+        case ops.Scale(), ops.Scale():
+            return replace(first, factor=first.factor * then.factor)
+        case ops.Conv(), ops.Scale():
+            factor = _per_channel(then.factor, (first.weight.shape[0], 1, 1))
+            return None if factor is None else replace(first, weight=first.weight * factor.view(-1, 1, 1, 1))
+        case ops.Linear(), ops.Scale():
+            factor = _per_channel(then.factor, (first.weight.shape[0],))
+            return None if factor is None else replace(first, weight=first.weight * factor[:, None])
+        case ops.Scale(), ops.Conv():
+            factor = _per_channel(first.factor, (then.in_shape[0], 1, 1))
+            if factor is None:
+                return None
+            weight = then.weight.unflatten(0, (then.groups, -1)) * factor.view(then.groups, 1, -1, 1, 1)
+            return replace(then, weight=weight.flatten(0, 1))
+        case ops.Scale(), ops.Linear():
+            factor = _per_channel(first.factor, (then.weight.shape[1],))
+            return None if factor is None else replace(then, weight=then.weight * factor)
+    return None
+
+
+def _per_channel(factor: Tensor, shape: Shape) -> Tensor | None:
+    """One factor for each channel, (C,), if the factor is one number or has that shape."""
+    if factor.numel() == 1:
+        return factor.reshape(1).expand(shape[0])
+    return factor.flatten() if factor.shape == shape else None
+
+
+def _plus_identity(op: Affine) -> Affine | None:
+    """I + A as an operator of the kind of A; None where it is not one."""
+    match op:
+        case ops.Scale():
+            return replace(op, factor=op.factor + 1)
+        case ops.Linear() if op.weight.shape[0] == op.weight.shape[1]:
+            return replace(op, weight=op.weight + torch.eye(len(op.weight)).to(op.weight))
+        case ops.Conv() if op.weight.shape[0] == op.in_shape[0] and op.stride == (1, 1):
+            # The tap that reads the place it writes to: a dilation = padding.
+            row, column = (op.padding[i] // op.dilation[i] for i in range(2))
+            kept = all(
+                2 * op.padding[i] == op.dilation[i] * (op.weight.shape[2 + i] - 1)
+                and op.padding[i] % op.dilation[i] == 0
+                for i in range(2)
+            )
+            if not kept:
+                return None
+            channels = torch.arange(len(op.weight), device=op.weight.device)
+            centre = torch.zeros_like(op.weight)
+            centre[channels, channels % op.weight.shape[1], row, column] = 1
+            return replace(op, weight=op.weight + centre)
+    return None
