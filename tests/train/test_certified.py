@@ -83,6 +83,22 @@ def test_the_graph_of_a_batch_gives_the_logits_and_their_gradients() -> None:
     assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+def test_logits_that_no_loss_looks_at_cost_no_gradients_and_change_none() -> None:
+    model, (x, y) = net(), batch()
+    _, logits = trace_batch(model, x, use_logits=False)
+    assert not logits.requires_grad
+    ours, theirs = (
+        torch.autograd.grad(certified_loss(model, x, y, hf.Linf(0.1), use_logits=use)[0].sum(), list(model.parameters()))
+        for use in (False, True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    normed = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)).double().train()
+    loss = certified_loss(normed, x, y, hf.Linf(0.1), use_logits=False)[0].sum()
+    whole = certified_loss(normed, x, y, hf.Linf(0.1))[0].sum()
+    pairs = [torch.autograd.grad(value, list(normed.parameters())) for value in (loss, whole)]
+    assert all(torch.allclose(a, b) for a, b in zip(*pairs, strict=True))
+
+
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_batch_norm_in_training_takes_the_statistics_of_the_batch(momentum: float | None) -> None:
     torch.manual_seed(0)

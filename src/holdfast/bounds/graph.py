@@ -55,7 +55,7 @@ def trace(model: nn.Module, x: Tensor) -> Graph:
     return graph
 
 
-def trace_batch(model: nn.Module, x: Tensor) -> tuple[Graph, Tensor]:
+def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True) -> tuple[Graph, Tensor]:
     """The graph of `model` as it is on this batch, and the logits of the batch, both with gradients: for training.
 
     Translating evaluates the network on x, so the logits come for free. Batch norm in training mode is folded with the
@@ -65,10 +65,14 @@ def trace_batch(model: nn.Module, x: Tensor) -> tuple[Graph, Tensor]:
     Args:
         model: from (B, ...) to logits (B, K), in training or eval mode.
         x: inputs (B, ...).
+        use_logits: False if no loss looks at the logits: they then come without gradients, where the graph allows it.
     """
     if model not in _TRACED:
         _TRACED[model] = _traced(model)
-    return Translator(_TRACED[model], batch=True).translate(x)
+    # The operations hold the parameters themselves; only batch norm in training is computed from what came before it.
+    needed = use_logits or any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.training for m in model.modules())
+    with torch.set_grad_enabled(torch.is_grad_enabled() and needed):
+        return Translator(_TRACED[model], batch=True).translate(x)
 
 
 _TRACED: WeakKeyDictionary[nn.Module, fx.GraphModule] = WeakKeyDictionary()

@@ -78,7 +78,13 @@ def slope_rule(rule: Rule, p: float, q: float, noise: Noise) -> Callable[[Relaxa
 
 
 def certified_loss(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, bound: Bound = interval_bound
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    bound: Bound = interval_bound,
+    *,
+    use_logits: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Relaxation | None]:
     """CE(-m, y) of each example, (B,); the logits (B, K); the margins m (B, K); the relaxed network.
 
@@ -89,8 +95,9 @@ def certified_loss(
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: a ball.
         bound: of the margins.
+        use_logits: False if the loss looks at the margins alone; the logits then come without gradients.
     """
-    graph, logits = trace_batch(model, x)
+    graph, logits = trace_batch(model, x, use_logits=use_logits or threat.budget == 0)
     if threat.budget == 0:
         return cross_entropy(logits, y, reduction="none"), logits, logits.gather(1, y[:, None]) - logits, None
     margins, relaxed = bound(graph, region(threat, x, sound=False), y)
@@ -101,7 +108,7 @@ def certified_step(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, bound: Bound, *, kappa: float
 ) -> tuple[Tensor, Metrics]:
     """Loss (a scalar) and metrics of one batch; see the top of this file."""
-    robust, logits, margins, relaxed = certified_loss(model, x, y, context.threat, bound)
+    robust, logits, margins, relaxed = certified_loss(model, x, y, context.threat, bound, use_logits=kappa > 0)
     natural = cross_entropy(logits, y, reduction="none")
     loss, figures = with_penalties((1 - kappa) * robust + kappa * natural, model, x, y, logits, relaxed, context)
     return loss, {**margin_metrics(logits, margins, y), "robust_loss": robust.detach().mean(), **figures}

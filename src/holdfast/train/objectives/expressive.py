@@ -66,7 +66,7 @@ def sabr(
     x_adv = x
     if threat.eps > 0 and box < 1:
         x_adv = attacked(model, x, y, replace(context, adversary=with_budget(threat, 1 - box)))
-    graph, logits = trace_batch(model, x)
+    graph, logits = trace_batch(model, x, use_logits=kappa > 0)
     tau = box * threat.eps
     small = Region((x_adv - tau).clamp(min=threat.low), (x_adv + tau).clamp(max=threat.high), x_adv)
     margins, relaxed = interval_bound(graph, small, y)
@@ -97,7 +97,7 @@ def mtl_ibp(
         bound_budget: of the bound, in units of that of the attack (the paper attacks a larger set at small budgets).
     """
     threat = context.threat
-    robust, logits, margins, relaxed = certified_loss(model, x, y, with_budget(threat, bound_budget))
+    robust, logits, margins, relaxed = certified_loss(model, x, y, with_budget(threat, bound_budget), use_logits=False)
     adversarial = robust
     if threat.budget > 0 and alpha < 1:
         adversarial = cross_entropy(model(attacked(model, x, y, context)), y, reduction="none")
