@@ -95,7 +95,55 @@ LINF: dict[str, Cell] = {
     )
 }
 OWN = {"ibp": "ibp", "slope-step": "slope-step", "per-at": "pec"}  # the bound that a method trains; else crown-ibp
-RUNS: dict[str, dict[str, Cell]] = {"linf": LINF, "reach": {}, "patch": {}, "cifar": {}}
+
+
+def patch(size: str, epochs: int, objective: dict[str, Any], **more: Any) -> Cell:
+    """A run against square patches on the small network of Chiang et al., 2020."""
+    return {
+        **BASE,
+        "threat": f"patch:{size}",
+        "epochs": epochs,
+        "batch_size": 100,
+        "model": {"name": "cnn-2layer"},
+        "objective": objective,
+        "optimizer": {"name": "adam", "lr": 2e-3},
+        "learning_rate": {"name": "multistep", "milestones": [0.75 * epochs, 0.9 * epochs], "gamma": 0.3},
+        "budget": {"name": "linear", "start": 0.5, "end": round(0.6 * epochs)},
+        "evaluate": {"count": 64, "attack_steps": 0},
+        **more,
+    }
+
+
+PATCH: dict[str, Cell] = {
+    "random-2x2": patch("2x2", 10, {"name": "patch", "places": 10}),
+    "random-5x5": patch("5x5", 12, {"name": "patch", "places": 20}),
+    "mini-guided-5x5": patch("5x5", 12, {"name": "patch-guided"}),
+    "mini-random-5x5": patch("5x5", 12, {"name": "patch", "places": 20}),
+}
+
+
+def cifar(objective: dict[str, Any], epochs: int, **more: Any) -> Cell:
+    """A run on CIFAR-10 at linf 2/255 with two strided convolutions and two dense layers."""
+    return {
+        **BASE,
+        "threat": "linf:2/255",
+        "epochs": epochs,
+        "model": {"name": "cnn", "layers": [[16, 4, 2, 1], [32, 4, 2, 1]], "hidden": [100]},
+        "objective": objective,
+        "weights": "ibp",
+        "regularizers": {"ibp-warmup": {}},
+        "augment": {"flip": True},
+        "learning_rate": {"name": "multistep", "milestones": [0.7 * epochs, 0.9 * epochs], "gamma": 0.2},
+        "budget": {"name": "smooth", "start": 0.5, "end": round(0.5 * epochs)},
+        **more,
+    }
+
+
+CIFAR: dict[str, Cell] = {
+    "ibp": cifar({"name": "ibp", "kappa_end": 0.5}, 16),
+    "sabr": cifar({"name": "sabr", "box": 0.3, "kappa_start": 0.0}, 16, attack={"name": "pgd", "steps": 3}),
+}
+RUNS: dict[str, dict[str, Cell]] = {"linf": LINF, "reach": {}, "patch": PATCH, "cifar": CIFAR}
 
 
 # --- Results: one file, read and written again with every finished cell -----------------------------------------------
@@ -165,6 +213,44 @@ def run_linf(part: str, key: str, data: Dataset, models: Path, folder: Path) -> 
         "run": describe_run(PACKAGES),
     }
     store(folder, part, key, cell)
+
+
+def run_patch(key: str, data: Dataset, models: Path, folder: Path, count: int = 2000) -> None:
+    """Trains one model against patches and proves it at all places; keys with "mini" on the embedded data."""
+    recipe, others = PATCH[key], Neighbours()
+    data = hf.load_data("mnist-mini") if key.startswith("mini") else data
+    model, seconds, epochs = train(key, recipe, data, models)
+    x, y = data.test.x[:count], data.test.y[:count]
+    proved = hf.certify(model.eval(), x, y, hf.threat(recipe["threat"]), "patch").certified
+    cell = {
+        "objective": recipe["objective"],
+        "threat": recipe["threat"],
+        "clean": round(100 * float((model(data.test.x).argmax(1) == data.test.y).double().mean()), 2),
+        "certified": round(100 * float(proved.double().mean()), 2),
+        "inputs": count,
+        "epochs": epochs,
+        "train_cpu_seconds": round(seconds),
+        "others": others.cores(),
+        "recipe": recipe,
+        "run": describe_run(PACKAGES),
+    }
+    store(folder, "patch", key, cell)
+
+
+def survive(key: str, data: Dataset, models: Path, folder: Path) -> None:
+    """AutoAttack, in its standard version, on every test input that the model is certified on."""
+    threat = hf.threat({**LINF, **RUNS["reach"]}[key]["threat"])
+    model, (x, y) = hf.load_model(models / key / "model.safetensors").eval(), (data.test.x, data.test.y)
+    proved = hf.certify(model, x, y, threat, "auto").certified.nonzero()[:, 0]
+    started = time.process_time()
+    broken = int(hf.attack(model, x[proved], y[proved], threat, "autoattack").success.sum())
+    cell = {"certified": len(proved), "attacked by": "autoattack", "broken": broken}
+    store(
+        folder,
+        "survive",
+        key,
+        {**cell, "cpu_seconds": round(time.process_time() - started), "run": describe_run(PACKAGES)},
+    )
 
 
 # --- Time of a step ---------------------------------------------------------------------------------------------------
@@ -319,7 +405,13 @@ def main() -> None:
     data = hf.load_data("cifar10" if options.part == "cifar" else "mnist", root=options.data)
     done = read_results(options.out).get(options.part, {}) if options.resume else {}
     for key in options.only or RUNS[options.part]:
-        if key not in done:
+        if key in done:
+            continue
+        if options.part == "survive":
+            survive(key, data, options.models, options.out)
+        elif options.part == "patch":
+            run_patch(key, data, options.models, options.out)
+        else:
             run_linf(options.part, key, data, options.models, options.out)
 
 
