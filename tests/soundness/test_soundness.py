@@ -158,3 +158,27 @@ def test_generated_networks(widths, activation, classes, seed, eps):
     model = nn.Sequential(*layers, nn.Linear(size, classes)).eval()
     x = torch.rand(8, 5)
     check(model, x, model(x).argmax(1), hf.Linf(eps), seed)
+
+
+@pytest.mark.parametrize("objective", ["ibp", "crown-ibp", "slope-step", "sabr", "per", "cap"])
+def test_networks_trained_for_certificates_keep_them(objective):
+    """Few examples and a short run: enough that most inputs are certified, and that attacks have a trained model."""
+    data = hf.load_data("mnist-mini")
+    few = hf.Dataset("few", data.train[:600], data.test[:40], data.classes)
+    recipe = {
+        "threat": "linf:0.05",
+        "epochs": 5,
+        "batch_size": 50,
+        "validation": 0.0,
+        "weights": "ibp",
+        "model": {"name": "mlp", "hidden": [32]},
+        "objective": {"name": objective},
+        "optimizer": {"name": "adam", "lr": 5e-3},
+        "budget": {"name": "linear", "end": 3},
+        "evaluate": {"attack_steps": 0},
+    }
+    model = hf.train(recipe, data=few, progress=False).model
+    x, y = few.test.x, few.test.y
+    proved = check(model, x, y, hf.Linf(0.05))
+    assert proved["auto"].double().mean() > 0.3
+    assert bool((proved["auto"] | ~proved["ibp"]).all())

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from holdfast.analyze.lines import STYLES, _decades, _rounds, _stroke
+from holdfast.analyze.lines import STYLES, decades, rounds, stroke
 from holdfast.analyze.relu_state import ReluState
 from holdfast.analyze.tightness import QUANTILES, Tightness
 from holdfast.errors import InputError
@@ -189,21 +189,21 @@ def _panel(column: int, row: int, xs: Sequence[float], ys: Sequence[float], *, l
     if not ys:
         raise InputError("nothing to draw: no value is finite")
     log = log and min(ys) > 0
-    return _Panel(column, row, (min(xs), max(xs)), (_decades if log else _rounds)(min(ys), max(ys)), log)
+    return _Panel(column, row, (min(xs), max(xs)), (decades if log else rounds)(min(ys), max(ys)), log)
 
 
 def _numbers(low: float, high: float) -> dict[float, str]:
-    ticks = [tick for tick in _rounds(low, high) if low <= tick <= high] if high > low else [low]
+    ticks = [tick for tick in rounds(low, high) if low <= tick <= high] if high > low else [low]
     return {tick: f"{tick:g}" for tick in ticks}
 
 
 def _line(panel: _Panel, xs: Sequence[float], ys: Sequence[float], colour: str, dash: str, name: str) -> str:
-    line = f'<polyline points="{panel.points(xs, ys)}" {_stroke(colour, dash)}'
+    line = f'<polyline points="{panel.points(xs, ys)}" {stroke(colour, dash)}'
     return f"{line}><title>{escape(name)}</title></polyline>"
 
 
 def _line_keys(names: Sequence[str] | Mapping[str, object]) -> list[tuple[str, str]]:
-    return [(n, f'<path d="M0-4h24" {_stroke(*style)}/>') for n, style in zip(names, STYLES, strict=False)]
+    return [(n, f'<path d="M0-4h24" {stroke(*style)}/>') for n, style in zip(names, STYLES, strict=False)]
 
 
 def _figure(title: str, columns: int, rows: int, parts: list[str], keys: list[tuple[str, str]]) -> str:

@@ -29,7 +29,7 @@ def lines_svg(
     if not all(map(math.isfinite, values)) or (log and min(values) <= 0):
         raise InputError(f"values must be finite{', and > 0 on a logarithmic axis' if log else ''}")
     steps = max(map(len, lines.values()))
-    ticks = _decades(min(values), max(values)) if log else _rounds(min(values), max(values))
+    ticks = decades(min(values), max(values)) if log else rounds(min(values), max(values))
     scale = math.log10 if log else float
     low, high = (scale(end) for end in (min(ticks[0], min(values)), max(ticks[-1], max(values))))
 
@@ -49,12 +49,12 @@ def lines_svg(
         y = up(tick)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4.5:.1f}" text-anchor="end">{tick:g}</text>')
-    for step in sorted({1} | {int(tick) for tick in _rounds(1, steps) if 1 <= tick <= steps and tick == int(tick)}):
+    for step in sorted({1} | {int(tick) for tick in rounds(1, steps) if 1 <= tick <= steps and tick == int(tick)}):
         anchor = f'x="{across(step):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle"'
         parts.append(f"<text {anchor}>{step}</text>")
     for (name, line), (colour, dash) in zip(lines.items(), STYLES, strict=False):
         points = " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in enumerate(line, 1))
-        parts.append(f'<polyline points="{points}" {_stroke(colour, dash)}><title>{escape(name)}</title></polyline>')
+        parts.append(f'<polyline points="{points}" {stroke(colour, dash)}><title>{escape(name)}</title></polyline>')
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = f'transform="translate(18 {middle:.0f}) rotate(-90)" text-anchor="middle"'
     parts.append(f"<text {turned}>{escape(y_label)}</text>")
@@ -63,7 +63,8 @@ def lines_svg(
     return "\n".join([*parts, *_legend(list(lines)), "</svg>\n"])
 
 
-def _stroke(colour: str, dash: str) -> str:
+def stroke(colour: str, dash: str) -> str:
+    """Attributes of a line of that colour, dashed if a pattern is given."""
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return f'fill="none" stroke="{colour}" stroke-width="2"{dashes}'
 
@@ -72,12 +73,12 @@ def _legend(names: Sequence[str]) -> list[str]:
     parts, width = [], (WIDTH - LEFT - RIGHT) / len(STYLES)
     for i, (name, (colour, dash)) in enumerate(zip(names, STYLES, strict=False)):
         x = LEFT + i * width
-        parts.append(f'<line x1="{x:.0f}" x2="{x + 26:.0f}" y1="36" y2="36" {_stroke(colour, dash)}/>')
+        parts.append(f'<line x1="{x:.0f}" x2="{x + 26:.0f}" y1="36" y2="36" {stroke(colour, dash)}/>')
         parts.append(f'<text x="{x + 32:.0f}" y="40.5">{escape(name)}</text>')
     return parts
 
 
-def _rounds(low: float, high: float) -> list[float]:
+def rounds(low: float, high: float) -> list[float]:
     """About five round numbers over [low, high] and past its ends."""
     size = (high - low) / 4 or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(size))
@@ -87,7 +88,7 @@ def _rounds(low: float, high: float) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
-def _decades(low: float, high: float) -> list[float]:
+def decades(low: float, high: float) -> list[float]:
     """Powers of ten, if few also twice and five times them, that enclose [low, high]."""
     start, stop = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if stop - start <= 3 else (1,)

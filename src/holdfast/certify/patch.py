@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from holdfast.bounds import interval, ops
 from holdfast.bounds.graph import trace
+from holdfast.bounds.local import after
 from holdfast.bounds.ops import Graph
 from holdfast.certify.margins import from_margins, ibp
 from holdfast.errors import InputError, did_you_mean
@@ -121,7 +122,7 @@ def pooled_margins(
     split = next(i for i, node in enumerate(graph.nodes) if isinstance(node.op, ops.Linear | ops.Conv)) + 1
     if split == len(graph.nodes) or any(j < split - 1 for node in graph.nodes[split:] for j in node.inputs):
         raise InputError("bound pooling needs a network whose first linear or convolutional layer all others build on")
-    first, rest = Graph(graph.nodes[:split]), _after(graph, split)
+    first, rest = Graph(graph.nodes[:split]), after(graph, split - 1)
     worst = torch.full((len(x), graph.nodes[-1].shape[0]), torch.inf, dtype=x.dtype, device=x.device)
     for rows in torch.arange(len(masks)).view(grid).split(pool):
         bounds = [
@@ -136,14 +137,6 @@ def pooled_margins(
         margins = interval.margin_bounds(rest, lower, upper, y.repeat_interleave(count), sound=sound)
         worst = torch.minimum(worst, margins.unflatten(0, (len(x), count)).amin(1))
     return worst
-
-
-def _after(graph: Graph, split: int) -> Graph:
-    """The graph from node split-1 on, which becomes its input."""
-    shift = split - 1
-    nodes = [ops.Node(ops.Input(), (), "input", graph.nodes[shift].shape)]
-    nodes += [replace(node, inputs=tuple(i - shift for i in node.inputs)) for node in graph.nodes[split:]]
-    return Graph(tuple(nodes))
 
 
 def _pooled(values: Tensor, pool: int) -> Tensor:

@@ -34,7 +34,8 @@ class _Residual(nn.Module):
         return out
 
 
-def _basic(inputs: int, width: int, stride: int, affine: bool) -> _Residual:
+def basic_block(inputs: int, width: int, stride: int, affine: bool) -> _Residual:
+    """Two 3x3 convolutions with batch norm around a shortcut (He et al., "Deep residual learning", 2016)."""
     body = nn.Sequential(
         _conv3(inputs, width, stride),
         nn.BatchNorm2d(width, affine=affine),
@@ -125,7 +126,7 @@ def resnet(
     images, _, _ = need_image(input_shape)
     if len(blocks) != len(channels) or min(*blocks, *channels) < 1:
         raise InputError(f"blocks and channels must have one entry >= 1 per stage, got {blocks!r} and {channels!r}")
-    make = _bottleneck if bottleneck else _basic
+    make = _bottleneck if bottleneck else basic_block
     inputs = channels[0]
     modules = [*_stem(stem, images, inputs), nn.BatchNorm2d(inputs, affine=affine), nn.ReLU()]
     if stem == "imagenet":

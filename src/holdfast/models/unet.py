@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from holdfast.models.resnets import _basic
+from holdfast.models.resnets import basic_block
 
 
 class UNet(nn.Module):
@@ -55,4 +55,4 @@ def _conv(inputs: int, outputs: int, kernel: int) -> nn.Sequential:
 
 
 def _blocks(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(_basic(inputs, outputs, stride, True), _basic(outputs, outputs, 1, True))
+    return nn.Sequential(basic_block(inputs, outputs, stride, True), basic_block(outputs, outputs, 1, True))
