@@ -89,10 +89,11 @@ def test_options_of_the_front_doors_are_checked():
         hf.certify(MODEL, X, Y, hf.Linf(0.1), chunk=0)
     with pytest.raises(InputError, match="index"):
         hf.attack(MODEL, X, Y, hf.Linf(0.1), index=torch.arange(2))
+    y = MODEL(X).argmax(1)  # inputs that are wrong to begin with never reach the method
     with pytest.raises(InputError, match="steps and restarts"):
-        hf.attack(MODEL, X, Y, hf.Linf(0.1), "pgd", steps=0)
+        hf.attack(MODEL, X, y, hf.Linf(0.1), "pgd", steps=0)
     with pytest.raises(InputError, match="unknown loss"):
-        hf.attack(MODEL, X, Y, hf.Linf(0.1), "pgd", loss="cee")
+        hf.attack(MODEL, X, y, hf.Linf(0.1), "pgd", loss="cee")
 
 
 def test_another_valid_range_is_taken_from_the_threat():

@@ -67,8 +67,13 @@ def check_labels(y: Tensor, count: int, classes: int | None = None) -> None:
         raise InputError(f"label {int(y[i])} of input {i} is outside the classes 0 to {(classes or 0) - 1}")
 
 
-def check_logits(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits of x, shape (B, K), or an error if the model cannot take x or does not return finite logits."""
+def check_logits(model: nn.Module, x: Tensor, chunk: int | None = None) -> Tensor:
+    """Logits of x, shape (B, K), or an error if the model cannot take x or does not return finite logits.
+
+    With `chunk` so many inputs at a time: large batches fall out of the caches of a CPU.
+    """
+    if chunk is not None and len(x) > chunk:
+        return torch.cat([check_logits(model, part) for part in x.split(chunk)])
     try:
         with torch.no_grad():
             logits = model(x)
@@ -86,8 +91,11 @@ def check_logits(model: nn.Module, x: Tensor) -> Tensor:
     return logits
 
 
-def check_task(model: nn.Module, x: Tensor, y: Tensor | None, threat: Threat) -> Tensor:
-    """All checks of one evaluation; returns the clean logits (B, K), which they need anyway."""
+def check_task(model: nn.Module, x: Tensor, y: Tensor | None, threat: Threat, *, chunk: int | None = None) -> Tensor:
+    """All checks of one evaluation; returns the clean logits (B, K), which they need anyway.
+
+    With `chunk`, the forward pass takes so many inputs at a time.
+    """
     if not isinstance(threat, Threat):
         raise InputError(
             f"the threat must be one of hf.Linf, hf.L2, ..., got {threat!r}; hf.threat('linf:0.1') reads text"
@@ -98,7 +106,7 @@ def check_task(model: nn.Module, x: Tensor, y: Tensor | None, threat: Threat) ->
     if y is not None:
         check_labels(y, x.shape[0])
     check_place(model, x)
-    logits = check_logits(model, x)
+    logits = check_logits(model, x, chunk)
     if y is not None and logits.shape[1] < 2:
         raise InputError(
             "the model has one output, and one class cannot be told from another; for a binary score z give the two "

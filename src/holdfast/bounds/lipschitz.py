@@ -70,7 +70,7 @@ def lipschitz_bound(graph: Graph, *, tight: float = 1.01) -> LipschitzBound:
     """
     one = _one(graph).double()
     # 1e-15: in I + A the diagonal of A may cancel, and then its rounding error is relative to I.
-    walk = _Walk(graph, one, lambda op, key: one * (norm_bound(op, tight=tight) + 1e-15), _double)
+    walk = _Walk(graph, one, lambda op, key: one * (norm_bound(op, tight=tight) + 1e-15), in_double)
     body, rows = walk.head()
     # Merging rounds each weight by 4 u or less, which is 4 u sqrt(n) in norm for n rows or columns, as the norm of |A|
     # is at most sqrt(n) that of A: below 1e-12 up to n = 5e6. The distance of two rows adds up a product per feature.
@@ -119,7 +119,7 @@ def _one(graph: Graph) -> Tensor:
     return torch.ones(())
 
 
-def _double(op: Affine) -> Affine:
+def in_double(op: Affine) -> Affine:
     """The linear part in float64, without gradient."""
     match linear_part(op):
         case ops.Linear() | ops.Conv() as part:
@@ -187,9 +187,9 @@ class _Walk:
             case Affine():
                 return self.affine(node, node.op, values[0])
             case ops.Activation():
-                return self.scaled(node, values[0], _slope(node, node.op))
+                return self.scaled(node, values[0], activation_slope(node, node.op))
             case ops.MaxPool():
-                return self.scaled(node, values[0], _overlap(node.op, node.shape) ** 0.5)
+                return self.scaled(node, values[0], overlap(node.op, node.shape) ** 0.5)
             case ops.MinMax():  # sorting is 1-Lipschitz
                 return self.known(values[0])
             case ops.Reshape():
@@ -199,7 +199,7 @@ class _Walk:
             case ops.Concat():
                 constants = torch.stack([self.known(value).constant for value in values])
                 return _Known(torch.linalg.vector_norm(constants))
-        raise _refusal(node, type(node.op).__name__)
+        raise refusal(node, type(node.op).__name__)
 
     def known(self, value: _Value) -> _Known:
         """The value with its pending operator measured, once for all layers that use it."""
@@ -219,7 +219,7 @@ class _Walk:
     def affine(self, node: Node, op: Affine, value: _Value) -> _Pending:
         op = self.prepare(op)
         if isinstance(value, _Pending) and value.shape == self.graph.nodes[node.inputs[0]].shape:
-            merged = _merged(value.op, op)
+            merged = merge_affine(value.op, op)
             if merged is not None:
                 return _Pending(value.source, merged, f"{value.name}+{node.name}", node.shape)
         return _Pending(self.known(value), op, node.name, node.shape)
@@ -229,28 +229,30 @@ class _Walk:
         for skip, branch in ((a, b), (b, a)):
             source = self.measured.get(skip) if isinstance(skip, _Pending) else skip
             if isinstance(branch, _Pending) and branch.source is source:
-                merged = _plus_identity(branch.op)
+                merged = plus_identity(branch.op)
                 if merged is not None:
                     return self.known(_Pending(branch.source, merged, f"{branch.name}+{node.name}", branch.shape))
         return _Known(self.known(a).constant + self.known(b).constant)
 
 
-def _refusal(node: Node, what: str) -> UnsupportedError:
+def refusal(node: Node, what: str) -> UnsupportedError:
+    """The error for a layer without a constant."""
     return UnsupportedError(
         f"layer '{node.name}': no Lipschitz constant is known for {what}, and none is assumed. Use ReLU, leaky ReLU, "
         "MinMax, sigmoid, tanh, linear, convolution, batch norm, pooling, additions or concatenations instead."
     )
 
 
-def _slope(node: Node, op: ops.Activation) -> float:
+def activation_slope(node: Node, op: ops.Activation) -> float:
+    """Lipschitz constant of an activation, or the refusal of one that has none."""
     if op.kind not in SLOPES:
-        raise _refusal(node, f"the activation '{op.kind}'")
+        raise refusal(node, f"the activation '{op.kind}'")
     if op.kind == "softplus" and getattr(op.function, "threshold", 20) < 20:
-        raise _refusal(node, "softplus with a threshold below 20, which makes it jump")
+        raise refusal(node, "softplus with a threshold below 20, which makes it jump")
     return SLOPES[op.kind](op.parameter)
 
 
-def _overlap(op: ops.MaxPool, out_shape: Shape) -> int:
+def overlap(op: ops.MaxPool, out_shape: Shape) -> int:
     """How many windows share a value, at most: the square of the constant of max pooling.
 
     |max_S x - max_S y| <= ||(x - y)_S||, and the sum of the squares over all windows counts no value more often.
@@ -263,7 +265,7 @@ def _overlap(op: ops.MaxPool, out_shape: Shape) -> int:
     return count
 
 
-def _merged(first: Affine, then: Affine) -> Affine | None:
+def merge_affine(first: Affine, then: Affine) -> Affine | None:
     """x -> then(first(x)) as one operator, where a scaling can be put into the weights beside it; else None."""
     match first, then:
         case ops.Scale(), ops.Scale():
@@ -293,7 +295,7 @@ def _per_channel(factor: Tensor, shape: Shape) -> Tensor | None:
     return factor.flatten() if factor.shape == shape else None
 
 
-def _plus_identity(op: Affine) -> Affine | None:
+def plus_identity(op: Affine) -> Affine | None:
     """I + A as an operator of the kind of A; None where it is not one."""
     match op:
         case ops.Scale():

@@ -25,10 +25,13 @@ from holdfast.certify.margins import from_margins, interval_margins, linear_marg
 from holdfast.certify.pec import Ball, Envelope, envelope
 from holdfast.checks import check_task
 from holdfast.errors import InputError, did_you_mean
+from holdfast.registry import get
 from holdfast.threats import L1, L2, Linf
 
-Method = Literal["pec", "kw", "fastlin", "crown", "crown-ibp", "ibp"]
+Method = Literal["pec", "kw", "fastlin", "crown", "crown-ibp", "ibp", "gloro", "lipschitz"]
 METHODS: tuple[Method, ...] = get_args(Method)
+CLOSED = ("gloro", "lipschitz")
+"""Methods that give the radius itself, without a search; for l2."""
 
 Proof = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """From some inputs, their labels and a radius to try (B,) to the radius proved (B,), at most the one tried, and the
@@ -75,7 +78,8 @@ def radius(
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs in [low, high], shape (B, ...).  y: labels, shape (B,), int64.
         norm: "linf", "l2" or "l1".
-        method: "pec" is the fastest; "kw", "fastlin", "crown", "crown-ibp" and "ibp" bisect.
+        method: "pec" is the fastest search; "kw", "fastlin", "crown", "crown-ibp" and "ibp" bisect; "gloro" and
+            "lipschitz" have a closed form at l2, for networks with small Lipschitz constants.
         eps_max: largest radius to try; if None, the largest distance between two valid inputs.
         tolerance: width of the bracket at which the search stops.
         slopes: of `pec`: "parallel" (Fast-Lin) or "adaptive" (CROWN).
@@ -133,10 +137,16 @@ def search_radius(
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"tolerance must be a positive number, got {tolerance}")
     threat = _ball(norm, low, high)
-    right = check_task(model, x, y, threat).argmax(1) == y
+    logits = check_task(model, x, y, threat, chunk=chunk)
+    right = logits.argmax(1) == y
     top = _diameter(x, threat) if eps_max is None else eps_max
     if not (math.isfinite(top) and top > 0):
         raise InputError(f"eps_max must be a positive number, got {eps_max}")
+    if method in CLOSED:
+        get("certify", method).check(threat, {})
+        known = get("certify", method).function(model, x, y, threat, sound=sound, logits=logits).radius
+        found = torch.where(right, known.clamp(max=top), 0.0)
+        return RadiusSearch(found, found, torch.ones_like(y))
     prove = _prover(trace(model, x), threat, method, slopes, sound)
     parts = [
         _search(prove, x[i : i + chunk], y[i : i + chunk], right[i : i + chunk], top, tolerance)

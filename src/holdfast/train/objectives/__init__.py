@@ -1,10 +1,12 @@
 """What a run minimises: one file per family of losses. Importing this package registers them all."""
 
 from holdfast.train.objectives.adversarial import adversarial
+from holdfast.train.objectives.bcp import bcp
 from holdfast.train.objectives.cap import cap
 from holdfast.train.objectives.certified import crown_ibp, ibp, slope_step
 from holdfast.train.objectives.expressive import mtl_ibp, sabr
 from holdfast.train.objectives.free import free
+from holdfast.train.objectives.gloro import gloro, lmt
 from holdfast.train.objectives.guided import guided
 from holdfast.train.objectives.mmr import mmr, mmr_at
 from holdfast.train.objectives.pairing import alp, mart, trades
@@ -35,6 +37,9 @@ CERTIFIES: dict[str, str] = {
     "per-at": "fastlin",
     "mmr": "fastlin",
     "mmr-at": "fastlin",
+    "bcp": "bcp",
+    "gloro": "gloro",
+    "lmt": "lipschitz",
     "patch": "patch",
     "patch-guided": "patch",
     "sparse": "sparse",
@@ -49,11 +54,14 @@ __all__ = [
     "TAKES",
     "adversarial",
     "alp",
+    "bcp",
     "cap",
     "crown_ibp",
     "free",
+    "gloro",
     "guided",
     "ibp",
+    "lmt",
     "mart",
     "mmr",
     "mmr_at",

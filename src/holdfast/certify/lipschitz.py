@@ -1,0 +1,195 @@
+"""Certificates from global Lipschitz constants: one forward pass for each input, whatever the budget.
+
+If |(z_y - z_i)(x) - (z_y - z_i)(x')| <= K_yi ||x - x'|| for all inputs, class y stays ahead of i within
+
+    r_i = (z_y - z_i)(x) / K_yi,
+
+so min_i r_i is a certified radius. `gloro` has a constant for every pair of classes, `lipschitz` one for all of them.
+
+Rounding. The constants hold for the network in real arithmetic; a model is run in floating point. Let E_yi(x) bound how
+far the computed z_y - z_i is off at x: E_yi(x) = offset_yi + slope_yi ||x - centre||, from `logit_error`. The margin at
+x as computed is at most E_yi(x) above the real one, the real one falls by at most eps K_yi on the way to x', and what
+the model computes there is at most E_yi(x') <= E_yi(x) + slope_yi eps below the real one again. So
+
+    m_yi = (z_y - z_i)(x) - eps (K_yi + slope_yi) - 2 E_yi(x) > 0
+
+shows that the model as it is run returns y on the whole ball. It is linear in eps, hence the radius in closed form.
+"""
+
+import math
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.bounds import ops
+from holdfast.bounds.graph import trace
+from holdfast.bounds.lipschitz import lipschitz_bound
+from holdfast.bounds.ops import Graph, Node
+from holdfast.bounds.rounding import gamma, unit
+from holdfast.certify.logit_error import logit_error
+from holdfast.registry import register
+from holdfast.results import CertifyResult
+from holdfast.threats import L2, Threat
+
+NORMS = ("l2",)
+"""Threats that the constants are for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Constants:
+    """What the certificates need to know of a model; all but the centre float64.
+
+    Attributes:
+        pairs: (K, K) proven Lipschitz constants K_yi of z_y - z_i.
+        offset, slope: (K, K); the computed z_y - z_i is off by at most offset + slope ||x - centre||.
+        centre: broadcasts against one input.
+    """
+
+    pairs: Tensor
+    offset: Tensor
+    slope: Tensor
+    centre: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Constants, and the model that they were computed for: its text, with the shape of its inputs, and its tensors."""
+
+    text: str
+    tensors: tuple[Tensor, ...]
+    constants: Constants
+
+    def holds(self, text: str, tensors: tuple[Tensor, ...]) -> bool:
+        same = self.text == text and len(self.tensors) == len(tensors)
+        return same and all(
+            a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(self.tensors, tensors, strict=True)
+        )
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[bool, bool], _Known]] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def lipschitz_constants(model: nn.Module, x: Tensor, *, single: bool = False, sound: bool = True) -> Constants:
+    """The constants of a model for inputs like x (B, ...); computed once, and anew as soon as the model has changed.
+
+    They are kept with a copy of all parameters and buffers, which is compared value by value: cheap beside a forward
+    pass, and no change goes unseen, whether made by an optimiser, by `load_state_dict` or through `.data`. What a model
+    keeps elsewhere, such as a plain number that its repr does not show, must not change.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs; their shape and dtype count.
+        single: sqrt(2) times the constant of the map to all logits, for every pair.
+        sound: with the rounding of the logits; else this is zero.
+    """
+    text = f"{x.dtype} {x.device} {tuple(x.shape[1:])} {model!r}"
+    tensors = (*model.parameters(), *model.buffers())
+    known, key = _KNOWN.setdefault(model, {}), (single, sound)
+    if key not in known or not known[key].holds(text, tensors):
+        graph = trace(model, x)
+        bound = lipschitz_bound(single_constant(graph) if single else graph)
+        zero = torch.zeros_like(bound.pairs)
+        centre, offset, slope = logit_error(graph, bound, x.dtype) if sound else (x.new_zeros(()), zero, zero)
+        copies = tuple(tensor.detach().clone() for tensor in tensors)
+        known[key] = _Known(text, copies, Constants(bound.pairs, offset, slope, centre))
+    return known[key].constants
+
+
+def single_constant(graph: Graph) -> Graph:
+    """The network with a ReLU on its logits, which changes no constant but hides the last layer from the pairs.
+
+    All that is known of z_y - z_i is then that it moves by at most sqrt(2) times as much as z.
+    """
+    relu = ops.Activation("relu", torch.relu)
+    return Graph((*graph.nodes, Node(relu, (len(graph.nodes) - 1,), "logits", graph.nodes[-1].shape)))
+
+
+def certify_logits(
+    logits: Tensor, x: Tensor, y: Tensor, threat: L2, constants: Constants, name: str, *, sound: bool
+) -> CertifyResult:
+    """The certificate from the logits (B, K) that the model returned for x; see the top of this file."""
+    z, k = logits.double(), constants.pairs[y]
+    gap = z.gather(1, y[:, None]) - z
+    reach, stretch, apart = threat.eps, 1.0, 0.0
+    if sound:
+        error, slope = constants.offset[y], constants.slope[y]
+        distance = torch.linalg.vector_norm((x - constants.centre).flatten(1), dim=1).double()
+        distance = distance * (1 + gamma(x[0].numel(), x.dtype))
+        gap = gap - 2 * (error + slope * distance[:, None])
+        k = k + slope
+        # An input that counts as inside the ball may be outside by what rounding its distance can do.
+        stretch = 1 + 64 * unit(x.dtype)
+        apart = 4 * unit(x.dtype) * max(abs(threat.low), abs(threat.high)) * math.sqrt(x[0].numel())
+        reach = reach * stretch + apart
+    own = torch.nn.functional.one_hot(y, z.shape[1]).bool()
+    margin = (gap - reach * k).masked_fill(own, torch.inf).amin(1)
+    # Where K = 0 the margin is the same everywhere: 0/0 stands for a tie, which proves nothing.
+    radius = ((gap / k).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)).masked_fill(own, torch.inf).amin(1)
+    radius = ((radius - apart) / stretch).clamp(min=0)
+    margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    margin = _down(margin, x.dtype)
+    certified = margin > 0
+    by = tuple(name if c else "" for c in certified.tolist())
+    return CertifyResult(certified, margin, _down(radius, x.dtype), by=by)
+
+
+def _down(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest number of that dtype that is not larger."""
+    near = value.to(dtype)
+    return torch.where(near.double() > value, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)
+
+
+def _certify(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, name: str, *, sound: bool, logits: Tensor | None
+) -> CertifyResult:
+    assert isinstance(threat, L2)  # the registry lets no other one in
+    constants = lipschitz_constants(model, x, single=name == "lipschitz", sound=sound)
+    return certify_logits(model(x) if logits is None else logits, x, y, threat, constants, name, sound=sound)
+
+
+@register(
+    "certify",
+    "gloro",
+    summary="margins against a Lipschitz constant for every pair of classes: one forward pass, radius in closed form",
+    guarantee="proof",
+    threats=NORMS,
+    reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021",
+)
+def gloro(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, logits: Tensor | None = None
+) -> CertifyResult:
+    """Certified if z_y - z_i > eps K_yi for all i, K_yi = ||w_y - w_i|| times the constant of the layers before.
+
+    For networks trained with the constants in the loss; on others they are far too large. The first call for a model
+    computes them, which takes seconds; later ones cost a forward pass.
+
+    Args:
+        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an l2 ball.
+        sound: account for floating-point rounding. What it costs grows with the width of the layers and the norm of the
+            inputs; in float64 it is nothing.
+        logits: (B, K), what the model returned for x, if they are at hand: saves the forward pass.
+
+    Returns:
+        With `radius` (B,), the largest one that is proved.
+    """
+    return _certify(model, x, y, threat, "gloro", sound=sound, logits=logits)
+
+
+@register(
+    "certify",
+    "lipschitz",
+    summary="margins against sqrt(2) times the Lipschitz constant of the network, the same for all pairs of classes",
+    guarantee="proof",
+    threats=NORMS,
+    reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
+    "invariance for deep neural networks, 2018",
+)
+def lipschitz(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, logits: Tensor | None = None
+) -> CertifyResult:
+    """Certified if z_y - z_i > sqrt(2) eps K for all i; never more than `gloro` proves. Arguments as there."""
+    return _certify(model, x, y, threat, "lipschitz", sound=sound, logits=logits)

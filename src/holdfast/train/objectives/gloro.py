@@ -1,0 +1,156 @@
+"""Training for certificates by Lipschitz constants: margins must exceed what the budget can move them.
+
+K_yi estimates how fast z_y - z_i can change, by power iteration that goes on from batch to batch, with gradients for
+the weights of every layer. With eps the budget, j the predicted class and z_bottom = max over i != j of z_i + eps K_ji:
+
+    emma     CE(z + e K_y, y),  e_i = clip((z_y - z_i) / K_yi, 0, eps), a constant
+    margin   CE(z + eps K_y, y)
+    ce       CE([z, z_bottom], y)
+    trades   CE(z, y) + weight KL([softmax(z), 0] || softmax([z, z_bottom]))
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, softplus
+
+from holdfast.bounds.graph import trace_batch
+from holdfast.bounds.lipschitz import LipschitzBound, lipschitz_estimate
+from holdfast.certify.gloro import WARM_UP, bottom
+from holdfast.certify.lipschitz import NORMS, single_constant
+from holdfast.registry import register
+from holdfast.train.context import Context, Metrics
+from holdfast.train.objectives.certified import margin_metrics
+from holdfast.train.validate import Count, NotNegative
+
+Loss = Literal["emma", "ce", "trades", "margin"]
+VECTORS, RIVAL = "lipschitz ", "rival"
+"""In the state of a run: prefix of the vectors of power iteration, and the runner-up class of each example."""
+
+
+def estimated(
+    model: nn.Module, x: Tensor, context: Context, steps: int, *, single: bool = False
+) -> tuple[LipschitzBound, Tensor]:
+    """Lipschitz constants of the model as it is on this batch, and its logits (B, K); vectors in `context.state`."""
+    graph, logits = trace_batch(model, x)
+    vectors = {key.removeprefix(VECTORS): v for key, v in context.state.items() if key.startswith(VECTORS)}
+    graph = single_constant(graph) if single else graph
+    bound, vectors = lipschitz_estimate(graph, vectors, steps=steps if vectors else max(steps, WARM_UP))
+    context.state.update({VECTORS + key: v for key, v in vectors.items()})
+    return bound, logits
+
+
+def emma_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float) -> Tensor:
+    """(B,) from logits (B, K), labels (B,) and constants (K, K).
+
+    A class is pushed away as far as it is already beaten, and by eps at most: every class counts at each step, not only
+    the nearest one.
+    """
+    k = pairs[y]
+    with torch.no_grad():
+        gap = logits.gather(1, y[:, None]) - logits
+        reach = torch.where(k > 0, gap / k, torch.zeros_like(gap)).clamp(0, eps)
+    return cross_entropy(logits + reach * k, y, reduction="none")
+
+
+def margin_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float) -> Tensor:
+    """The full budget for every class; arguments as for `emma_loss`."""
+    return cross_entropy(logits + eps * pairs[y], y, reduction="none")
+
+
+def ce_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float) -> Tensor:
+    """Cross-entropy with one more class, which is never right; arguments as for `emma_loss`."""
+    return cross_entropy(torch.cat([logits, bottom(logits, pairs, eps)], 1), y, reduction="none")
+
+
+def trades_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float, weight: float) -> Tensor:
+    """The divergence is -log(1 - softmax([z, z_bottom])_bottom) = softplus(z_bottom - log sum exp z).
+
+    The other way round, as it is printed by Hu et al., it is infinite.
+    """
+    rejected = softplus(bottom(logits, pairs, eps)[:, 0] - logits.logsumexp(1))
+    return cross_entropy(logits, y, reduction="none") + weight * rejected
+
+
+@torch.no_grad()
+def _metrics(logits: Tensor, y: Tensor, bound: LipschitzBound, context: Context) -> dict[str, Tensor]:
+    """Also "lipschitz", the largest K_yi, and "churn": how many examples have another runner-up than an epoch ago."""
+    margins = logits.gather(1, y[:, None]) - logits - context.threat.budget * bound.pairs[y]
+    if RIVAL not in context.state:
+        context.state[RIVAL] = y.new_full((context.count,), -1)
+    rivals = context.state[RIVAL]
+    before, now = rivals[context.index], logits.topk(2).indices[:, 1]
+    rivals[context.index] = now
+    return {
+        **margin_metrics(logits, margins, y),
+        "lipschitz": bound.pairs.max(),
+        "churn": ((before >= 0) & (before != now)).to(logits.dtype).mean(),
+    }
+
+
+@register(
+    "train",
+    "gloro",
+    part="objective",
+    summary="globally robust networks: margins above the budget times the Lipschitz constant of each pair of classes",
+    reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021; Hu et al., Unlocking deterministic "
+    "robustness certification on ImageNet, 2023 (EMMA)",
+    threats=NORMS,
+)
+def gloro(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    context: Context,
+    *,
+    loss: Loss = "emma",
+    weight: NotNegative = 1.0,
+    steps: Count = 5,
+) -> tuple[Tensor, Metrics]:
+    """See the top of this file.
+
+    Args:
+        model: from (B, ...) to logits (B, K); layers that have a Lipschitz constant.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        context: of this step, with an l2 threat.
+        loss: "emma" pushes all classes, which matters where there are many; "ce" and "trades" the nearest one;
+            "margin" asks for the full budget from the start.
+        weight: of the divergence in "trades".
+        steps: of power iteration for each batch.
+    """
+    bound, logits = estimated(model, x, context, steps)
+    eps = context.threat.budget
+    match loss:
+        case "emma":
+            losses = emma_loss(logits, y, bound.pairs, eps)
+        case "ce":
+            losses = ce_loss(logits, y, bound.pairs, eps)
+        case "trades":
+            losses = trades_loss(logits, y, bound.pairs, eps, weight)
+        case "margin":
+            losses = margin_loss(logits, y, bound.pairs, eps)
+    return losses.mean(), _metrics(logits, y, bound, context)
+
+
+@register(
+    "train",
+    "lmt",
+    part="objective",
+    summary="Lipschitz-margin training: margins above sqrt(2) times the budget times the constant of the network",
+    reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
+    "invariance for deep neural networks, 2018",
+    threats=NORMS,
+)
+def lmt(model: nn.Module, x: Tensor, y: Tensor, context: Context, *, steps: Count = 1) -> tuple[Tensor, Metrics]:
+    """CE(z + sqrt(2) eps K, y): K, the constant of the map to all logits, is added to every class but y.
+
+    Args:
+        model: from (B, ...) to logits (B, K); layers that have a Lipschitz constant.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        context: of this step, with an l2 threat.
+        steps: of power iteration for each batch.
+    """
+    bound, logits = estimated(model, x, context, steps, single=True)
+    losses = margin_loss(logits, y, bound.pairs, context.threat.budget)
+    return losses.mean(), _metrics(logits, y, bound, context)
