@@ -34,6 +34,7 @@ from torch.nn.functional import cross_entropy
 
 import holdfast as hf
 from holdfast.data import Dataset
+from holdfast.train.initial import ibp_weights
 from holdfast.train.objectives.certified import certified_loss, interval_bound, linear_bound
 
 NAME = "certified_training"
@@ -143,7 +144,32 @@ CIFAR: dict[str, Cell] = {
     "ibp": cifar({"name": "ibp", "kappa_end": 0.5}, 16),
     "sabr": cifar({"name": "sabr", "box": 0.3, "kappa_start": 0.0}, 16, attack={"name": "pgd", "steps": 3}),
 }
-RUNS: dict[str, dict[str, Cell]] = {"linf": LINF, "reach": {}, "patch": PATCH, "cifar": CIFAR}
+WIDE = {"name": "cnn", "layers": [[32, 4, 2, 1], [64, 4, 2, 1]], "hidden": [256]}
+REACH: dict[str, Cell] = {
+    f"threshold-{eps}": {
+        **linf(eps, {"name": "ibp"}),
+        "model": WIDE,
+        "front": "threshold",
+        "epochs": 20,
+        "learning_rate": {"name": "multistep", "milestones": [13, 17], "gamma": 0.2},
+        "budget": {"name": "smooth", "start": 0.3, "end": 8, "final": final},
+    }
+    for eps, final in ((0.3, 1.1), (0.1, 1.3))
+}
+RUNS: dict[str, dict[str, Cell]] = {"linf": LINF, "reach": REACH, "patch": PATCH, "cifar": CIFAR}
+
+
+def behind_threshold(model: nn.Module) -> nn.Sequential:
+    """The model behind two 1x1 convolutions that take each pixel to 0 below 0.4 and to 1 above 0.6, at first.
+
+    relu(1 - relu(3 - 5 x)) has exact interval bounds. The four numbers are trained with the rest.
+    """
+    first, second = nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1)
+    with torch.no_grad():
+        for layer, weight, bias in ((first, -5.0, 3.0), (second, -1.0, 1.0)):
+            layer.weight.fill_(weight)
+            layer.bias.fill_(bias)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), *model)
 
 
 # --- Results: one file, read and written again with every finished cell -----------------------------------------------
@@ -168,9 +194,13 @@ def store(folder: Path, part: str, key: str, cell: Cell) -> None:
 
 def train(key: str, recipe: Cell, data: Dataset, models: Path) -> tuple[nn.Module, float, int]:
     """The trained model, CPU seconds and the number of epochs; a run that was interrupted goes on."""
-    folder = models / key
-    started = time.process_time()
-    result = hf.train({**recipe, "name": key}, data=data, out=folder, resume=(folder / "recipe.toml").exists())
+    folder, model, started = models / key, None, time.process_time()
+    recipe = {**recipe, "name": key}
+    if recipe.pop("front", None) == "threshold":
+        body = hf.make_model(**recipe.pop("model"), input_shape=(1, 28, 28), classes=10, seed=recipe["seed"])
+        model = behind_threshold(ibp_weights(body, recipe["seed"]))
+        del recipe["weights"]
+    result = hf.train(recipe, model, data, out=folder, resume=(folder / "recipe.toml").exists())
     seconds = time.process_time() - started
     note = folder / "cpu_seconds.txt"
     seconds += float(note.read_text()) if note.exists() else 0.0
@@ -239,7 +269,7 @@ def run_patch(key: str, data: Dataset, models: Path, folder: Path, count: int = 
 
 def survive(key: str, data: Dataset, models: Path, folder: Path) -> None:
     """AutoAttack, in its standard version, on every test input that the model is certified on."""
-    threat = hf.threat({**LINF, **RUNS["reach"]}[key]["threat"])
+    threat = hf.threat(LINF[key]["threat"])
     model, (x, y) = hf.load_model(models / key / "model.safetensors").eval(), (data.test.x, data.test.y)
     proved = hf.certify(model, x, y, threat, "auto").certified.nonzero()[:, 0]
     started = time.process_time()
