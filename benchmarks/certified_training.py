@@ -156,7 +156,8 @@ REACH: dict[str, Cell] = {
     }
     for eps, final in ((0.3, 1.1), (0.1, 1.3))
 }
-# The setting of a published run of CTRAIN: a small network, 12 epochs, linf 0.1; here trained for little more than that.
+# As long as a run of CTRAIN's IBP that reached 96.75 % clean and 91.48 % certified accuracy in 567 CPU seconds on such a
+# machine (a small network, 12 epochs, linf 0.1); trained for little more than the budget that counts.
 REACH["near-0.1"] = {**linf(0.1, {"name": "ibp"}), "budget": {"name": "smooth", "start": 0.5, "end": 7, "final": 1.2}}
 RUNS: dict[str, dict[str, Cell]] = {"linf": LINF, "reach": REACH, "patch": PATCH, "cifar": CIFAR}
 
