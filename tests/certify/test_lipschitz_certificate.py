@@ -436,3 +436,27 @@ def test_other_threats_are_refused():
         GloRo(nn.Linear(2, 2), hf.Linf(0.1))
     with pytest.raises(InputError, match="steps"):
         GloRo(nn.Linear(2, 2), hf.L2(0.1), steps=0)
+
+
+@pytest.mark.parametrize("method", ["gloro", "lipschitz"])
+def test_the_radius_comes_without_a_search(method):
+    model, shape = minmax_cnn((1, 8, 8), 4, layers=((4, 3, 1, 1),), hidden=(8,)).eval(), (1, 8, 8)
+    x = inputs(shape, 12)
+    y = predictions(model, x)
+    y[0] = (y[0] + 1) % 4
+    found = hf.radius(model, x, y, "l2", method, chunk=5)
+    wanted = hf.certify(model, x, y, hf.L2(0.1), method).radius
+    assert found[0] == 0
+    assert torch.equal(found[1:], wanted[1:])
+    assert bool((hf.radius(model, x, y, "l2", method, eps_max=1e-3) <= 1e-3).all())
+    with pytest.raises(UnsupportedError, match="l2"):
+        hf.radius(model, x, y, "linf", method)
+
+
+def test_the_front_door_runs_the_model_once(monkeypatch):
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).eval(), inputs((1, 8, 8), 20)
+    y, calls = predictions(model, x), []
+    hf.certify(model, x, y, hf.L2(0.1), "gloro")
+    model.register_forward_hook(lambda *_: calls.append(1))
+    hf.certify(model, x, y, hf.L2(0.1), "gloro", chunk=10)
+    assert len(calls) == 2  # one for each chunk
