@@ -68,6 +68,7 @@ def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True) -> tupl
         use_logits: False if no loss looks at the logits: they then come without gradients, where the graph allows it.
     """
     if model not in _TRACED:
+        reuse_blocks()
         _TRACED[model] = _traced(model)
     # The operations hold the parameters themselves; only batch norm in training is computed from what came before it.
     needed = use_logits or any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.training for m in model.modules())
