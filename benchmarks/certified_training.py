@@ -143,8 +143,8 @@ def cifar(objective: dict[str, Any], epochs: int, **more: Any) -> Cell:
 
 
 CIFAR: dict[str, Cell] = {
-    "ibp": cifar({"name": "ibp", "kappa_end": 0.5}, 16),
-    "sabr": cifar({"name": "sabr", "box": 0.3, "kappa_start": 0.0}, 16, attack={"name": "pgd", "steps": 3}),
+    "ibp": cifar({"name": "ibp", "kappa_end": 0.5}, 10),
+    "sabr": cifar({"name": "sabr", "box": 0.3, "kappa_start": 0.0}, 10, attack={"name": "pgd", "steps": 3}),
 }
 WIDE = {"name": "cnn", "layers": [[32, 4, 2, 1], [64, 4, 2, 1]], "hidden": [256]}
 REACH: dict[str, Cell] = {
@@ -158,8 +158,8 @@ REACH: dict[str, Cell] = {
     }
     for eps, final in ((0.3, 1.1), (0.1, 1.3))
 }
-# As long as a run of CTRAIN's IBP that reached 96.75 % clean and 91.48 % certified accuracy in 567 CPU seconds on such a
-# machine (a small network, 12 epochs, linf 0.1); trained for little more than the budget that counts.
+# As long as a run of CTRAIN's IBP that reached 96.75 % clean and 91.48 % certified accuracy in 567 CPU seconds on such
+# a machine (a small network, 12 epochs, linf 0.1); trained for little more than the budget that counts.
 NEAR = {"name": "smooth", "start": 0.5, "end": 7, "final": 1.2}
 REACH["near-0.1"] = {**linf(0.1, {"name": "ibp"}), "budget": NEAR}
 RUNS: dict[str, dict[str, Cell]] = {"linf": LINF, "reach": REACH, "patch": PATCH, "cifar": CIFAR}
