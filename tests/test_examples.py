@@ -167,3 +167,10 @@ def test_certified_landscape_draws_smoothness_and_a_path(capsys, tmp_path):
     assert all("barrier" in row for row in rows)
     assert (tmp_path / "l" / "smoothness.svg").read_text().count("<polyline") == 10
     assert (tmp_path / "l" / "path.svg").read_text().count("<polyline") == 2
+
+
+def test_two_moons_reject_compares_two_ways_to_say_no(capsys, tmp_path):
+    load("two_moons_reject").main(epochs=30, out=tmp_path / "m")
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    for name in ("gloro", "centroid"):
+        assert "<svg" in (tmp_path / "m" / f"{name}.svg").read_text()

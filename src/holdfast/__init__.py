@@ -6,6 +6,7 @@ from holdfast.bounds import Ascent, bounds
 from holdfast.certify import certify, radius
 from holdfast.data import Dataset, load_data
 from holdfast.errors import HoldfastError, InputError, SoundnessError, StorageError, UnsupportedError
+from holdfast.guard import GuardResult, guard
 from holdfast.models import load_model, make_model, save_model
 from holdfast.registry import methods
 from holdfast.results import AttackResult, Bounds, CertifyResult, TrainResult
@@ -24,6 +25,7 @@ __all__ = [
     "Box",
     "CertifyResult",
     "Dataset",
+    "GuardResult",
     "HoldfastError",
     "InputError",
     "Linf",
@@ -39,6 +41,7 @@ __all__ = [
     "audit",
     "bounds",
     "certify",
+    "guard",
     "load_data",
     "load_model",
     "make_model",

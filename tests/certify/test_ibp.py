@@ -8,6 +8,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.bounds import interval
 from holdfast.bounds.graph import trace
+from holdfast.models import Centroid, CentroidNet
 
 
 def test_patches_equal_a_loop_over_locations():
@@ -79,6 +80,8 @@ def test_the_answer_does_not_depend_on_the_chunk(method, threat):
     model, shape = tiny_nets()["cnn"]
     if method == "cap":  # plain ReLU chains alone
         model = nn.Sequential(nn.Flatten(), nn.Linear(70, 9), nn.ReLU(), nn.Linear(9, 4)).eval()
+    if method == "centroid":  # a model of its own kind
+        model = CentroidNet(nn.Sequential(nn.Flatten(), nn.Linear(70, 6)), Centroid(4, 6)).eval()
     x = torch.rand(7, *shape)
     y = model(x).argmax(1)
     options = QUICK.get(method, {})

@@ -88,7 +88,9 @@ def test_logits_that_no_loss_looks_at_cost_no_gradients_and_change_none() -> Non
     _, logits = trace_batch(model, x, use_logits=False)
     assert not logits.requires_grad
     ours, theirs = (
-        torch.autograd.grad(certified_loss(model, x, y, hf.Linf(0.1), use_logits=use)[0].sum(), list(model.parameters()))
+        torch.autograd.grad(
+            certified_loss(model, x, y, hf.Linf(0.1), use_logits=use)[0].sum(), list(model.parameters())
+        )
         for use in (False, True)
     )
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

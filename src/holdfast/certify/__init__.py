@@ -10,6 +10,7 @@ from holdfast.certify import alpha_crown as _alpha_crown  # noqa: F401  (registe
 from holdfast.certify import auto as _auto  # noqa: F401
 from holdfast.certify import bcp as _bcp  # noqa: F401
 from holdfast.certify import cap as _cap  # noqa: F401
+from holdfast.certify import centroid as _centroid  # noqa: F401
 from holdfast.certify import lipschitz as _lipschitz  # noqa: F401
 from holdfast.certify import margins as _margins  # noqa: F401
 from holdfast.certify import milp as _milp  # noqa: F401

@@ -3,6 +3,7 @@
 from holdfast.train.objectives.adversarial import adversarial
 from holdfast.train.objectives.bcp import bcp
 from holdfast.train.objectives.cap import cap
+from holdfast.train.objectives.centroid import centroid
 from holdfast.train.objectives.certified import crown_ibp, ibp, slope_step
 from holdfast.train.objectives.expressive import mtl_ibp, sabr
 from holdfast.train.objectives.free import free
@@ -38,6 +39,7 @@ CERTIFIES: dict[str, str] = {
     "mmr": "fastlin",
     "mmr-at": "fastlin",
     "bcp": "bcp",
+    "centroid": "centroid",
     "gloro": "gloro",
     "lmt": "lipschitz",
     "patch": "patch",
@@ -56,6 +58,7 @@ __all__ = [
     "alp",
     "bcp",
     "cap",
+    "centroid",
     "crown_ibp",
     "free",
     "gloro",

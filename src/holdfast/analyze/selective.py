@@ -1,0 +1,191 @@
+"""Selective classification: how much does a model get wrong among what it answers, and what does it refuse?
+
+A model that may abstain ranks inputs by a score and answers those that reach a threshold. Coverage is the share that it
+answers, risk the share of the answers that is wrong (El-Yaniv and Wiener, "On the foundations of noise-free selective
+classification", 2010).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+
+import torch
+from torch import Tensor
+
+from holdfast.analyze.lines import BOTTOM, HEIGHT, LEFT, RIGHT, STYLES, TOP, WIDTH, rounds, stroke
+from holdfast.errors import InputError
+from holdfast.random import Noise
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCoverage:
+    """Risk against coverage, one entry for each distinct score, (N,) float64, from the highest score to the lowest.
+
+    Attributes:
+        threshold: the score; inputs with at least this much are answered.
+        coverage: share of the inputs that is answered, increasing to 1.
+        risk: share of the answers that is wrong.
+    """
+
+    threshold: Tensor
+    coverage: Tensor
+    risk: Tensor
+
+    @property
+    def area(self) -> float:
+        """Mean risk over all coverages; the lower, the better the score tells wrong from right."""
+        return float((self.risk * torch.diff(self.coverage, prepend=self.coverage.new_zeros(1))).sum())
+
+    def coverage_at(self, risk: float) -> float:
+        """The largest coverage at which at most `risk` of the answers are wrong; 0 if there is none."""
+        return float(self.coverage[self.risk <= risk].max()) if bool((self.risk <= risk).any()) else 0.0
+
+    def threshold_at(self, coverage: float) -> float:
+        """The highest threshold that answers at least a share `coverage` of the inputs."""
+        if not 0 < coverage <= 1:
+            raise InputError(f"coverage must be above 0 and at most 1, got {coverage}")
+        return float(self.threshold[self.coverage >= coverage - 1e-12][0])
+
+
+def risk_coverage(score: Tensor, correct: Tensor) -> RiskCoverage:
+    """The curve of a score; inputs of equal score are answered together or not at all.
+
+    Args:
+        score: (B,), higher for what is to be answered first: a certified radius, a margin, or the `acceptance` of a
+            centroid network.
+        correct: (B,) bool, whether the prediction is right.
+
+    >>> curve = risk_coverage(torch.tensor([0.9, 0.8, 0.1]), torch.tensor([True, True, False]))
+    >>> curve.risk.tolist()[:2], round(curve.area, 4)
+    ([0.0, 0.0], 0.1111)
+    """
+    if score.ndim != 1 or len(score) == 0 or score.shape != correct.shape or correct.dtype != torch.bool:
+        raise InputError(
+            f"expected scores (B,) and bool (B,) of at least one input, got {tuple(score.shape)} and {correct.dtype} "
+            f"{tuple(correct.shape)}"
+        )
+    if bool(score.isnan().any()):
+        raise InputError(f"the score of input {int(score.isnan().nonzero()[0])} is NaN")
+    order = score.sort(descending=True).indices
+    ranked, wrong = score[order].double(), (~correct[order]).double().cumsum(0)
+    last = torch.cat([ranked[1:] != ranked[:-1], ranked.new_ones(1, dtype=torch.bool)])
+    count = torch.arange(1, len(score) + 1, dtype=torch.float64, device=score.device)
+    return RiskCoverage(ranked[last], (count / len(score))[last], (wrong / count)[last])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Shares of a set of inputs that were answered right, answered wrong, and rejected; they add up to 1."""
+
+    right: float
+    wrong: float
+    rejected: float
+
+    @property
+    def selective_accuracy(self) -> float:
+        """Share of the answers that is right; NaN if there are none."""
+        answered = self.right + self.wrong
+        return self.right / answered if answered else math.nan
+
+
+def outcome(prediction: Tensor, y: Tensor) -> Outcome:
+    """What became of inputs with known labels, such as clean or adversarial ones.
+
+    Args:
+        prediction: (B,) int64, -1 for a rejection.
+        y: (B,) labels.
+    """
+    if prediction.shape != y.shape or len(y) == 0:
+        raise InputError(
+            f"expected a prediction for each of at least one label, got {tuple(prediction.shape)} and {tuple(y.shape)}"
+        )
+    right, rejected = (prediction == y).double().mean(), (prediction < 0).double().mean()
+    wrong = ((prediction >= 0) & (prediction != y)).double().mean()
+    return Outcome(float(right), float(wrong), float(rejected))
+
+
+@torch.no_grad()
+def rejection_rates(
+    predict: Callable[[Tensor], Tensor], groups: Mapping[str, Tensor], *, chunk: int = 256
+) -> dict[str, float]:
+    """Share of each group that gets no answer: adversarial, out-of-distribution or unseen-class inputs, and clean ones.
+
+    Args:
+        predict: from inputs (B, ...) to classes (B,) int64, -1 for a rejection, such as
+            `lambda x: hf.guard(model, threat)(x).prediction`; see also `rejecting`.
+        groups: inputs by name, at least one each. `probes` makes some that no model should judge.
+        chunk: inputs at a time.
+    """
+    empty = [name for name, x in groups.items() if len(x) == 0]
+    if empty:
+        raise InputError(f"the group '{empty[0]}' is empty")
+    return {name: sum(int((predict(part) < 0).sum()) for part in x.split(chunk)) / len(x) for name, x in groups.items()}
+
+
+def rejecting(model: Callable[[Tensor], Tensor], classes: int) -> Callable[[Tensor], Tensor]:
+    """Predictions of a model whose logit number `classes` stands for "I don't know", with -1 for that."""
+
+    def predict(x: Tensor) -> Tensor:
+        label = model(x).argmax(1)
+        return torch.where(label < classes, label, -1)
+
+    return predict
+
+
+def probes(x: Tensor, *, seed: int = 0, low: float = 0.0, high: float = 1.0) -> dict[str, Tensor]:
+    """Inputs of the shape of x (B, ...) that mean nothing, for `rejection_rates`.
+
+    "noise" is uniform over the range, "corners" are far from everything: each value low or high; "shuffled" are the
+    inputs with their values in random order.
+    """
+    noise = Noise.for_batch(seed, len(x), x.device)
+    uniform = noise.uniform(x.shape[1:], x.dtype)
+    order = noise.fork(1).uniform((x[0].numel(),), x.dtype).argsort(1)
+    corners = (noise.fork(2).uniform(x.shape[1:], x.dtype) > 0.5).to(x.dtype)
+    return {
+        "noise": low + (high - low) * uniform,
+        "corners": low + (high - low) * corners,
+        "shuffled": x.flatten(1).gather(1, order).view_as(x),
+    }
+
+
+def risk_coverage_svg(curves: Mapping[str, RiskCoverage], *, title: str = "Risk and coverage") -> str:
+    """The curves as steps in one chart, with a legend; at most five."""
+    if not 1 <= len(curves) <= len(STYLES):
+        raise InputError(f"expected 1 to {len(STYLES)} curves, got {list(curves)}")
+    ticks = rounds(0.0, max(float(curve.risk.max()) for curve in curves.values()))
+
+    def across(coverage: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * coverage
+
+    def up(risk: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (ticks[-1] - risk) / (ticks[-1] - ticks[0])
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="13" role="img" aria-label="{escape(title)}">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="18" font-size="15">{escape(title)}</text>',
+        f'<text x="{across(0.5):.0f}" y="{HEIGHT - 10}" text-anchor="middle">coverage</text>',
+        f'<text transform="translate(18 {(up(ticks[0]) + TOP) / 2:.0f}) rotate(-90)" text-anchor="middle">risk</text>',
+    ]
+    for tick in ticks:
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(tick):.1f}" y2="{up(tick):.1f}" stroke="#dddddd"/>'
+            f'<text x="{LEFT - 8}" y="{up(tick) + 4.5:.1f}" text-anchor="end">{tick:g}</text>'
+        )
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{tick:g}</text>')
+    for i, ((name, curve), style) in enumerate(zip(curves.items(), STYLES, strict=False)):
+        starts = [0.0, *curve.coverage.tolist()[:-1]]
+        corners = zip(starts, curve.coverage.tolist(), curve.risk.tolist(), strict=True)
+        points = " ".join(
+            f"{across(left):.1f},{up(risk):.1f} {across(right):.1f},{up(risk):.1f}" for left, right, risk in corners
+        )
+        label = f"{escape(name)} (area {curve.area:.4f})"
+        parts.append(f'<polyline points="{points}" {stroke(*style)}><title>{label}</title></polyline>')
+        x = LEFT + 14 + 200 * (i % 3)
+        y = TOP - 12 + 17 * (i // 3)
+        parts.append(f'<path d="M{x} {y}h24" {stroke(*style)}/><text x="{x + 30}" y="{y + 4}">{label}</text>')
+    return "\n".join([*parts, "</svg>\n"])
