@@ -119,6 +119,7 @@ def patch(size: str, epochs: int, objective: dict[str, Any], **more: Any) -> Cel
 
 PATCH: dict[str, Cell] = {
     "random-2x2": patch("2x2", 10, {"name": "patch", "places": 10}),
+    "random-2x2-long": patch("2x2", 22, {"name": "patch", "places": 10}),
     "random-5x5": patch("5x5", 12, {"name": "patch", "places": 20}),
     "mini-guided-5x5": patch("5x5", 12, {"name": "patch-guided"}),
     "mini-random-5x5": patch("5x5", 12, {"name": "patch", "places": 20}),
