@@ -11,7 +11,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.bounds.region import balls, region
-from holdfast.certify.radius import METHODS, _search, radius, search_radius
+from holdfast.certify.radius import CLOSED, METHODS, _search, radius, search_radius
 
 KINDS = {"linf": hf.Linf, "l2": hf.L2, "l1": hf.L1}
 DUAL = {"linf": 1, "l2": 2, "l1": torch.inf}
@@ -23,8 +23,11 @@ def problem(name="mlp", count=24, seed=0):
     return model, x, model(x).argmax(1)
 
 
+SEARCHED = [method for method in METHODS if method not in CLOSED]
+
+
 @pytest.mark.parametrize("norm", KINDS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCHED)
 def test_linear_classifiers_reach_the_exact_distance(norm, method):
     model = nn.Linear(4, 3).eval()
     x = torch.rand(20, 4)
@@ -40,7 +43,7 @@ def test_linear_classifiers_reach_the_exact_distance(norm, method):
 
 
 @pytest.mark.parametrize("norm", KINDS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SEARCHED)
 def test_what_is_returned_is_proved_and_holds_against_attacks(norm, method):
     model, x, y = problem(count=8)
     found = search_radius(model, x, y, norm, method, tolerance=1e-3)
