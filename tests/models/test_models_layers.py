@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InputError
-from holdfast.models import Arctan, Normalize
+from holdfast.models import Arctan, MinMax, Normalize
 from holdfast.models.layers import make_activation
 
 
@@ -72,3 +72,15 @@ def test_arctan_is_a_layer_and_unknown_activations_are_refused() -> None:
     assert isinstance(make_activation("arctan"), Arctan)
     with pytest.raises(InputError, match="Did you mean 'relu'"):
         make_activation("relo")
+
+
+def test_minmax_sorts_and_sends_gradients_back_to_where_values_came_from() -> None:
+    x = torch.randn(5, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    pairs = x.unflatten(1, (2, 2))
+    plain = torch.stack([pairs.amax(2), pairs.amin(2)], 2).flatten(1, 2)
+    assert torch.equal(MinMax()(x), plain)
+    assert torch.autograd.gradcheck(MinMax(), (x,))
+    assert torch.autograd.gradgradcheck(MinMax(), (x,))
+    assert MinMax()(torch.zeros(0, 4)).shape == (0, 4)
+    batched = torch.func.vmap(MinMax())(x.detach()[:, None])
+    assert torch.equal(batched[:, 0], plain.detach())

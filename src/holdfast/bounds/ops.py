@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.errors import UnsupportedError
+from holdfast.models.layers import sort_pairs
 
 Shape = tuple[int, ...]
 
@@ -267,8 +268,7 @@ class MinMax(Op):
     @staticmethod
     def apply(x: Tensor) -> Tensor:
         """(B, C, ...) -> (B, C, ...), C even."""
-        pairs = x.unflatten(1, (-1, 2))
-        return torch.stack([pairs.amax(2), pairs.amin(2)], 2).flatten(1, 2)
+        return sort_pairs(x)
 
 
 class Add(Op):

@@ -1,6 +1,7 @@
 """The layers that torch does not have: normalisation of the input, arctangent; and activations by name."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,34 @@ class Arctan(nn.Module):
         return torch.atan(x)
 
 
+class _SortPairs(torch.autograd.Function):
+    """MinMax with a gradient that goes back to where each value came from; that of `amax` looks for ties first."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        first, second = x.unflatten(1, (-1, 2)).unbind(2)
+        return torch.stack([torch.maximum(first, second), torch.minimum(first, second)], 2).flatten(1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        first, second = inputs[0].unflatten(1, (-1, 2)).unbind(2)
+        ctx.save_for_backward((first < second).to(output.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (swapped,) = ctx.saved_tensors
+        first, second = gradients[0].unflatten(1, (-1, 2)).unbind(2)
+        return torch.stack([torch.lerp(first, second, swapped), torch.lerp(second, first, swapped)], 2).flatten(1, 2)
+
+
+def sort_pairs(x: Tensor) -> Tensor:
+    """(B, C, ...) with C even: channels (2i, 2i+1) become (max, min)."""
+    pairs: Tensor = _SortPairs.apply(x)  # type: ignore[no-untyped-call]
+    return pairs
+
+
 class MinMax(nn.Module):
     """Sorts pairs of neighbouring channels: (2i, 2i+1) becomes (max, min); the number of channels must be even.
 
@@ -66,8 +95,7 @@ class MinMax(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        pairs = x.unflatten(1, (-1, 2))
-        return torch.stack([pairs.amax(2), pairs.amin(2)], 2).flatten(1, 2)
+        return sort_pairs(x)
 
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
