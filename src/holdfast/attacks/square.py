@@ -6,7 +6,7 @@ come from one draw, and under Linf only the window is computed.
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -121,17 +121,33 @@ def _spend(x: Tensor, delta: Tensor, threat: Threat) -> Tensor:
     return threat.clip(x + delta * (threat.budget / norm).view(-1, 1, 1, 1))
 
 
-def _propose_linf(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: tuple[int, int]) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class _Proposal:
+    """New values for the windows of `best`, or for all of it. Most are turned down, so that few rows are ever made."""
+
+    best: Tensor
+    pixels: Tensor | None  # flat positions of the windows, (B, C, rows * columns); None for the whole image
+    values: Tensor
+
+    def __getitem__(self, rows: Tensor | slice) -> Tensor:
+        """The proposed images of some inputs."""
+        if self.pixels is None:
+            return self.values[rows]
+        best = self.best[rows]
+        return best.flatten(2).scatter(2, self.pixels[rows], self.values[rows]).view_as(best)
+
+
+def _propose_linf(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: tuple[int, int]) -> _Proposal:
     """`best` with x + eps or x - eps, one sign per channel, in a random window; the other signs if nothing changes."""
     pixels = _window(draw[:, :2], size, x)
-    centre, best = x.flatten(2).gather(2, pixels), best.flatten(2)
+    centre = x.flatten(2).gather(2, pixels)
     change = threat.budget * _signs(draw[:, 5:, None], x)
-    idle = (threat.clip(centre + change) == best.gather(2, pixels)).flatten(1).all(1)
+    idle = (threat.clip(centre + change) == best.flatten(2).gather(2, pixels)).flatten(1).all(1)
     change = change * (1 - 2 * idle.to(x.dtype)).view(-1, 1, 1)
-    return best.scatter(2, pixels, threat.clip(centre + change)).view_as(x)
+    return _Proposal(best, pixels, threat.clip(centre + change))
 
 
-def _propose_bump(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: tuple[int, int]) -> Tensor:
+def _propose_bump(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: tuple[int, int]) -> _Proposal:
     """`best` with the change of one window removed, and its norm spent on new bumps in another one."""
     order, tiny = _order(threat), torch.finfo(x.dtype).tiny
     delta = (best - x).flatten(2)
@@ -147,7 +163,7 @@ def _propose_bump(threat: Threat, x: Tensor, best: Tensor, draw: Tensor, size: t
     norm = torch.linalg.vector_norm(new, order, dim=2, keepdim=True).clamp(min=tiny)
     new = new / norm * (unspent[:, None, None] / x.shape[1] + freed).pow(1 / order)
     delta = delta.scatter(2, second, 0.0).scatter(2, first, new)
-    return _spend(x, delta, threat)
+    return _Proposal(best, None, _spend(x, delta, threat))
 
 
 def _search(
@@ -192,20 +208,20 @@ def _search(
         if step % _BLOCK == 0 or stay is not None:
             block = step - step % _BLOCK
             draws = _draw(noise.fork(block), sizes[block : block + _BLOCK], x.shape[1:])
-        x_new = propose(threat, x, best, draws[:, step % _BLOCK], size)
+        proposal = propose(threat, x, best, draws[:, step % _BLOCK], size)
         if windows is not None and step > 0 and size != sizes[step - 1]:
             windows.start(best, size)
         if windows is not None and windows.depth > 0:
-            logits = windows.propose(x_new, draws[:, step % _BLOCK, :2])
+            logits = windows.propose(proposal.values.unflatten(2, size), draws[:, step % _BLOCK, :2])
             found_now = (logits.argmax(1) != y).nonzero()[:, 0]
             if len(found_now):  # rounding must not decide whether an input is broken
-                logits[found_now] = model(x_new[found_now])
+                logits[found_now] = model(proposal[found_now])
         else:
-            logits = model(x_new)
+            logits = model(proposal[:])
         loss, wrong = margin(logits, y), logits.argmax(1) != y
         kept = ((loss > best_loss) | wrong) & ~done
         better = kept.nonzero()[:, 0]
-        best[better], best_loss[better] = x_new[better], loss[better]
+        best[better], best_loss[better] = proposal[better], loss[better]
         if windows is not None and windows.depth > 0:
             windows.settle((~kept).nonzero()[:, 0])
         spent[row[wrong & ~done]] = step + 2

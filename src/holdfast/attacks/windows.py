@@ -163,25 +163,19 @@ class Windows:
         """Goes on with these inputs."""
         self._maps = [values[rows] for values in self._maps]
 
-    def propose(self, x_new: Tensor, corner: Tensor) -> Tensor:
-        """Logits (B, K) of x_new, which differs from `best` in the window at `corner` (B, 2) alone; see `settle`."""
+    def propose(self, window: Tensor, corner: Tensor) -> Tensor:
+        """Logits (B, K) of `best` with other values (B, C, h, w) in the window at `corner` (B, 2); see `settle`."""
         spot: Spot = (corner[:, 0], corner[:, 1])
         self._changes = []
-        self._write(0, self._window(x_new, spot), spot, self._size)
+        for op in self._before:
+            window = evaluate(op, [window])
+        self._write(0, window.permute(0, 2, 3, 1).flatten(0, 2), spot, self._size)
         size = self._size
         for i, layer in enumerate(self._layers[: self.depth]):
             reached = layer.reached(size)
             spot, size = layer.start(spot, reached), reached
             self._write(i + 1, layer.patch(self._maps[i], spot, size), spot, size)
         return self._head(self.depth, self._maps[self.depth])
-
-    def _window(self, x_new: Tensor, spot: Spot) -> Tensor:
-        """The changed values of the first map, rows of C values."""
-        for op in self._before:
-            x_new = evaluate(op, [x_new])
-        values = x_new.permute(0, 2, 3, 1)
-        rows = _rows(values.shape, spot, _patch(self._size, values.shape[2], values.device))
-        return values.reshape(-1, values.shape[-1]).index_select(0, rows)
 
     def _write(self, i: int, new: Tensor, spot: Spot, size: Pair) -> None:
         """Puts the rows of patches into a map, and notes what was there. Maps have the padding of their reader."""
