@@ -29,6 +29,7 @@ from holdfast.threats import Threat
 
 MOST_CLASSES = 100
 _REFERENCE = "Croce and Hein, Minimally distorted adversarial examples with a fast adaptive boundary attack, 2020"
+_CACHED = 2**18  # values of one tensor in a step, of which a dozen should stay in the processor's cache
 # Radius of a random start where no misclassified point is known yet, in units of the range: the paper's budgets.
 _RADIUS = {"linf": 0.3, "l2": 1.0, "l1": 5.0}
 
@@ -59,18 +60,20 @@ def run_fab(
         # than the point that the backward step goes to, and saves the forward pass of a separate check.
         back = 1 - (1 - beta) * wrong.to(x_t.dtype)
         x_t = search.x + per_input(back, x_t) * (x_t - search.x)
-        x_t = _step(search, x_t, w, b, alpha_max=alpha_max, eta=eta)
+        rows = max(1, _CACHED // max(1, x_t[0].numel()))
+        parts = zip(*(t.split(rows) for t in (search.x, x_t, w, b)), strict=True)
+        x_t = torch.cat([_step(search, *part, alpha_max=alpha_max, eta=eta) for part in parts])
     search.note(x_t, model(x_t))
 
 
-def _step(search: Search, x_t: Tensor, w: Tensor, b: Tensor, *, alpha_max: float, eta: float) -> Tensor:
+def _step(search: Search, x: Tensor, x_t: Tensor, w: Tensor, b: Tensor, *, alpha_max: float, eta: float) -> Tensor:
     """(1 - alpha) (x_t + eta d_t) + alpha (x + eta d), where d_t and d take x_t and x onto the plane <w, .> = b."""
-    pair = torch.stack([x_t.flatten(1), search.x.flatten(1)])
+    pair = torch.stack([x_t.flatten(1), x.flatten(1)])
     moves = move_to_hyperplane(pair, w.flatten(1), b, search.norm, search.low, search.high)
     d_t, d = moves.view(2, *x_t.shape)
     size_t, size = (norm_of(m, search.norm).clamp(min=1e-8) for m in (d_t, d))
     alpha = per_input((size_t / (size_t + size)).clamp(max=alpha_max), x_t)
-    return search.clip((1 - alpha) * (x_t + eta * d_t) + alpha * (search.x + eta * d))
+    return search.clip((1 - alpha) * (x_t + eta * d_t) + alpha * (x + eta * d))
 
 
 def _start(search: Search, noise: Noise, restart: int) -> Tensor:
