@@ -21,6 +21,8 @@ PAGES = [
     "certify",
     "generalisation",
     "certified-training",
+    "data",
+    "detection",
     "architecture",
 ]
 

@@ -174,3 +174,11 @@ def test_two_moons_reject_compares_two_ways_to_say_no(capsys, tmp_path):
     assert len(capsys.readouterr().out.splitlines()) == 2
     for name in ("gloro", "centroid"):
         assert "<svg" in (tmp_path / "m" / f"{name}.svg").read_text()
+
+
+def test_detection_says_what_is_proved_and_what_an_attack_leaves(capsys):
+    load("detection").main(scenes=64, epochs=1, images=2, n=60)
+    *scenes, last = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("scene ") for line in scenes) == 2
+    least, attacked = (float(word.rstrip("%,")) for word in re.findall(r"\d+%", last))
+    assert 0 <= least <= attacked <= 100

@@ -40,11 +40,11 @@ def test_list_says_what_is_there(tmp_path: Path, write_idx: WriteIdx) -> None:
         return {info.name for info in list_data() if info.present}
 
     assert [info.name for info in list_data()] == [
-        "mnist-mini", "two-moons", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
+        "mnist-mini", "two-moons", "digit-scenes", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn",
     ]  # fmt: skip
-    assert present() == {"mnist-mini", "two-moons"}
+    assert present() == {"mnist-mini", "two-moons", "digit-scenes"}
     write_idx(tmp_path / "cache" / "mnist")
-    assert present() == {"mnist-mini", "two-moons", "mnist"}
+    assert present() == {"mnist-mini", "two-moons", "digit-scenes", "mnist"}
     assert {info.name: info.size for info in list_data()}["mnist"] == 11_594_722
     assert all(info.license and info.summary for info in list_data())
 

@@ -5,12 +5,16 @@ from holdfast.data.dataset import Dataset, Split, split_validation
 from holdfast.data.download import download
 from holdfast.data.files import cache_root
 from holdfast.data.load import DataInfo, list_data, load_data
+from holdfast.data.scenes import DetectionScenes, detection_scenes, digit_scenes
 
 __all__ = [
     "DataInfo",
     "Dataset",
+    "DetectionScenes",
     "Split",
     "cache_root",
+    "detection_scenes",
+    "digit_scenes",
     "download",
     "list_data",
     "load_data",

@@ -13,6 +13,7 @@ from holdfast.data.files import cache_root, reading
 from holdfast.data.folder import read_folder
 from holdfast.data.idx import find_idx, read_idx
 from holdfast.data.npz import read_npz
+from holdfast.data.scenes import digit_scenes
 from holdfast.data.sources import BUILTIN, SOURCES, find_source
 from holdfast.data.svhn import find_svhn, read_svhn
 from holdfast.errors import InputError, StorageError, did_you_mean
@@ -44,6 +45,13 @@ def list_data(root: str | os.PathLike[str] | None = None) -> list[DataInfo]:
             "mnist-mini", "MNIST excerpt, 10,000 + 2,000 images 1x28x28, 10 classes; embedded", 0, "CC BY-SA 3.0", True
         ),
         DataInfo("two-moons", "points in the unit square, 2 classes; made on the fly", 0, "none needed", True),
+        DataInfo(
+            "digit-scenes",
+            "MNIST digits with boxes on cluttered backgrounds, images 1x48x48, 10 classes; made on the fly",
+            0,
+            "CC BY-SA 3.0",
+            True,
+        ),
     ]
     folder = cache_root(root)
     return builtin + [
@@ -69,8 +77,9 @@ def load_data(
             archive of CIFAR batches, a folder with SVHN's .mat files, or a folder of class folders with images. A name
             wins over a path that is spelled the same; write ./mnist for the folder.
         root: folder to look for a named set in; the cache folder unless given.
-        seed: decides the points of two-moons, and the test images of a folder that has no test folder.
-        n: number of points of two-moons in each split (1000 unless given).
+        seed: decides the points of two-moons, the scenes of digit-scenes, and the test images of a folder that has no
+            test folder.
+        n: points of two-moons (1000 unless given), or scenes of digit-scenes (4000), in each split.
         noise: standard deviation of the noise of two-moons (0.1 unless given).
         boxes: CSV file of bounding boxes for a folder of images, with the columns file, x0, y0, x1, y1.
         test_fraction: share of each class to test on, for a folder of images without a test folder (0.2 unless given).
@@ -80,12 +89,15 @@ def load_data(
     (torch.Size([10000, 1, 28, 28]), 2000, ('0', '1', '2'))
     """
     name = os.fspath(source)
-    moons = {"n": n, "noise": noise}
     images = {"boxes": boxes, "test_fraction": test_fraction}
     if name == "two-moons":
         _refuse(images, "a folder of images", name)
         return two_moons(1000 if n is None else n, noise=0.1 if noise is None else noise, seed=seed)
-    _refuse(moons, "two-moons", name)
+    _refuse({"noise": noise}, "two-moons", name)
+    if name == "digit-scenes":
+        _refuse(images, "a folder of images", name)
+        return digit_scenes(4000 if n is None else n, seed=seed)
+    _refuse({"n": n}, "two-moons and digit-scenes", name)
     if name in BUILTIN or name in SOURCES:
         _refuse(images, "a folder of images", name)
         return mnist_mini() if name == "mnist-mini" else _load_named(name, root)

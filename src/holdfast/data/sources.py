@@ -53,7 +53,7 @@ def _idx_files(*sums_and_sizes: tuple[str, int]) -> tuple[RemoteFile, ...]:
     return tuple(RemoteFile(f"{stem}.gz", md5, size) for stem, (md5, size) in zip(STEMS, sums_and_sizes, strict=True))
 
 
-BUILTIN = ("mnist-mini", "two-moons")
+BUILTIN = ("mnist-mini", "two-moons", "digit-scenes")
 
 _DIGITS = tuple("0123456789")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

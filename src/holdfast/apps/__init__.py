@@ -1,0 +1,1 @@
+"""Guarantees put to work: object detection, watermarks in the weights."""

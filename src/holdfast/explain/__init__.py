@@ -1,0 +1,78 @@
+"""Which features does a model's answer rest on, and can the explanation be trusted?"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.gradients import frozen
+from holdfast.checks import check_inputs, check_labels, check_task
+from holdfast.errors import InputError
+from holdfast.explain import agi as _agi  # noqa: F401  (registers the methods)
+from holdfast.explain import big as _big  # noqa: F401
+from holdfast.explain import grad_cam as _grad_cam  # noqa: F401
+from holdfast.explain import integrated as _integrated  # noqa: F401
+from holdfast.explain import local as _local  # noqa: F401
+from holdfast.explain import peers as _peers  # noqa: F401
+from holdfast.explain.boundary import PUBLISHED, BoundarySearch
+from holdfast.explain.quantity import Quantity, Setting, check_quantity
+from holdfast.random import Noise
+from holdfast.registry import get
+from holdfast.results import Explanation
+from holdfast.threats import Linf
+
+__all__ = ["PUBLISHED", "BoundarySearch", "Explanation", "explain"]
+
+
+def explain(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    method: str = "big",
+    *,
+    quantity: Quantity = "logit",
+    low: float = 0.0,
+    high: float = 1.0,
+    seed: int = 0,
+    index: Tensor | None = None,
+    chunk: int = 256,
+    **options: Any,
+) -> Explanation:
+    """How much each value of an input counts for the model's answer.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs in [low, high], shape (B, ...).  y: the classes to explain, shape (B,), int64.
+        method: a name from `hf.methods("explain")`.
+        quantity: of class y: its "logit", its "probability", or the "margin" over the best other class.
+        low, high: the valid range.
+        seed: fixes every random choice.
+        index: identity of each input, shape (B,); its random numbers follow from it. Positions in the batch if none is
+            given.
+        chunk: points in one pass through the model; memory grows with it, the answer does not change.
+        **options: of the method, such as steps=.
+
+    Example:
+        >>> model = torch.nn.Linear(3, 2).eval()
+        >>> x = torch.rand(4, 3)
+        >>> result = explain(model, x, model(x).argmax(1), "integrated-gradients")
+        >>> bool(result.ok.all()), bool((result.error < 0.01).all())
+        (True, True)
+    """
+    entry = get("explain", method)
+    entry.check(None, options)
+    check_quantity(quantity)
+    if chunk < 1:
+        raise InputError(f"chunk must be at least 1, got {chunk}")
+    check_inputs(x, low, high)
+    check_labels(y, len(x))
+    # One input shows what the model returns; what is not finite for the others shows in their answers.
+    logits = check_task(model, x[:1], y[:1], Linf(0.0, low=low, high=high))
+    check_labels(y, len(x), logits.shape[1])
+    noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
+    if len(noise) != len(x):
+        raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")
+    with frozen(model):
+        setting = Setting(quantity, low, high, noise, chunk)
+        result: Explanation = entry.function(model, x.detach(), y, setting, **options)
+    return result
