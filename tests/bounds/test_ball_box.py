@@ -15,15 +15,14 @@ from torch import nn
 import holdfast as hf
 from holdfast.bounds import interval
 from holdfast.bounds.ball_box import (
-    Propagation,
     estimated_norm,
-    input_radius,
     largest_drop,
     margins,
     outer_bound,
     proven_norm,
     translations,
 )
+from holdfast.bounds.ball_box_sets import Propagation, input_radius
 from holdfast.bounds.graph import trace, trace_batch
 from holdfast.bounds.lipschitz import lipschitz_bound
 from holdfast.bounds.ops import evaluate

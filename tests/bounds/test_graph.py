@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import holdfast as hf
 from holdfast.bounds import ops
-from holdfast.bounds.graph import trace
+from holdfast.bounds.graph import trace, trace_batch
 from holdfast.errors import UnsupportedError
 
 
@@ -140,3 +140,24 @@ def test_onnx_models_get_the_same_bounds(tmp_path):
         ours, theirs = (hf.bounds(m, x, hf.Linf(0.05), method) for m in (loaded, model))
         assert torch.allclose(ours.lower, theirs.lower, atol=1e-5)
         assert torch.allclose(ours.upper, theirs.upper, atol=1e-5)
+
+
+def test_weights_that_are_computed_keep_their_gradient_where_no_loss_looks_at_the_logits():
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(3, 3))
+    model = nn.Sequential(layer, nn.ReLU(), nn.Linear(3, 2))
+    graph, logits = trace_batch(model, torch.rand(4, 3), use_logits=False)
+    assert not logits.requires_grad
+    first = next(node.op for node in graph.nodes if isinstance(node.op, ops.Linear))
+    (gradient,) = torch.autograd.grad(first.weight.square()[0, 1], layer.parametrizations.weight.original)
+    assert float(gradient.abs().max()) > 0
+
+
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+def test_a_parametrised_layer_with_a_forward_of_its_own_is_looked_into():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(Halved(3, 2))).eval()
+    x = torch.rand(4, 3)
+    assert torch.allclose(trace(model, x).forward(x), model(x))

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from holdfast.bounds import lipschitz, ops, spectral
 from holdfast.bounds.graph import trace, trace_batch
-from holdfast.bounds.lipschitz import SLOPES, lipschitz_bound, lipschitz_estimate
+from holdfast.bounds.lipschitz import lipschitz_bound, lipschitz_estimate
+from holdfast.bounds.lipschitz_layers import SLOPES
 from holdfast.bounds.ops import Graph, Node
 from holdfast.errors import UnsupportedError
 from holdfast.models import Normalize

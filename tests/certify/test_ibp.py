@@ -71,7 +71,7 @@ PAIRS = [
     (m.name, threat)
     for m in hf.methods("certify")
     for threat in (hf.Linf(0.01), hf.L2(0.02), hf.L1(0.03), hf.Patch(1, 2), hf.Sparse(1))
-    if threat.name in m.threats
+    if threat.name in m.threats and not m.smoothed
 ]
 
 

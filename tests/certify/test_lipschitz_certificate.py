@@ -120,8 +120,8 @@ def test_a_bound_that_is_too_small_is_caught(monkeypatch):
     y = predictions(model, x)
     true = certificates.lipschitz_bound
 
-    def half(graph):
-        bound = true(graph)
+    def half(graph, **options):
+        bound = true(graph, **options)
         return type(bound)(bound.body / 2, bound.pairs / 2, bound.layers, bound.proven)
 
     monkeypatch.setattr(certificates, "lipschitz_bound", half)
@@ -176,6 +176,41 @@ def test_one_constant_is_that_of_the_map_to_all_logits():
     norms = [float(torch.linalg.matrix_norm(model[i].weight.detach(), 2)) for i in (0, 2)]
     expected = 2**0.5 * norms[0] * norms[1] * (1 - torch.eye(3, dtype=torch.float64))
     assert torch.allclose(single, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "liresnet", "normalised"])
+@pytest.mark.parametrize("eps", [0.01, 0.1])
+def test_local_constants_prove_at_least_as_much_and_no_attack_beats_them(name, eps):
+    model, shape = NETS[name]
+    x = inputs(shape)
+    y = predictions(model, x)
+    y[0] = (y[0] + 1) % 3  # one that is wrong
+    plain, local = (
+        hf.certify(model, x, y, hf.L2(eps), "gloro"),
+        hf.certify(model, x, y, hf.L2(eps), "lipschitz", local=True),
+    )
+    assert bool((local.certified | ~plain.certified).all())
+    assert bool((local.margin >= plain.margin).all())
+    assert bool((local.radius >= plain.radius).all())
+    assert not bool(local.certified[0])
+    assert bool((local.certified == (local.radius >= eps * (1 - 1e-6))).all())  # the radius is rounded down
+    assert set(local.by) <= {"lipschitz", ""}
+    inside = local.certified.nonzero()[:, 0]
+    for attack, options in ATTACKS:
+        assert not bool(hf.attack(model, x[inside], y[inside], hf.L2(eps), attack, **options).success.any())
+    if name in ("mlp", "cnn"):  # with ReLU, and some of them off
+        assert float((local.margin - plain.margin)[1:].min()) > 0
+
+
+def test_a_local_radius_goes_beyond_the_ball_only_where_the_global_constants_do():
+    model, shape = NETS["mlp"]
+    x = inputs(shape)
+    y = predictions(model, x)
+    plain = hf.certify(model, x, y, hf.L2(0.02), "gloro").radius
+    local = hf.certify(model, x, y, hf.L2(0.02), "lipschitz", local=True).radius
+    assert bool((local <= torch.maximum(plain, torch.tensor(0.02))).all())
+    assert bool((local > plain).any())
+    assert bool((local > 0.02).any())
 
 
 def test_a_larger_head_or_a_common_shift_of_the_logits_changes_no_radius():
@@ -250,7 +285,7 @@ def test_sound_costs_little_in_float32_and_nothing_in_float64():
 
 def count_bounds(monkeypatch):
     calls, true = [], certificates.lipschitz_bound
-    monkeypatch.setattr(certificates, "lipschitz_bound", lambda graph: calls.append(1) or true(graph))
+    monkeypatch.setattr(certificates, "lipschitz_bound", lambda *a, **k: calls.append(1) or true(*a, **k))
     return calls
 
 

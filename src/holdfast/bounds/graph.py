@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from holdfast.allocator import reuse_blocks
 from holdfast.bounds import ops
@@ -70,10 +71,10 @@ def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True) -> tupl
     if model not in _TRACED:
         reuse_blocks()
         _TRACED[model] = _traced(model)
-    # The operations hold the parameters themselves; only batch norm in training is computed from what came before it.
+    # The operations hold the weights, with their gradients; only batch norm in training is computed from what came
+    # before it.
     needed = use_logits or any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.training for m in model.modules())
-    with torch.set_grad_enabled(torch.is_grad_enabled() and needed):
-        return Translator(_TRACED[model], batch=True).translate(x)
+    return Translator(_TRACED[model], batch=True, gradients=needed).translate(x)
 
 
 _TRACED: WeakKeyDictionary[nn.Module, fx.GraphModule] = WeakKeyDictionary()
@@ -90,10 +91,16 @@ def _traced(model: nn.Module) -> fx.GraphModule:
         ) from error
 
 
+_PLAIN = ("torch.nn", "orthogonium", "deel.torchlip")
+"""Packages whose linear layers and convolutions do what those of torch do with the weight that they compute."""
+
+
 class _Tracer(fx.Tracer):
     """Looks into every module but those that have a rule of their own."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if is_parametrized(m) and not type(m).__mro__[1].__module__.startswith(_PLAIN):
+            return False  # the class behind the parametrisation may have a forward() of its own
         return isinstance(m, MinMax) or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -107,12 +114,13 @@ class Symbol:
 class Translator(fx.Interpreter):
     """Walks a traced module with example values and collects operations for all that depends on the input.
 
-    With `batch` the examples are a real batch: they carry gradients, and batch norm in training mode takes theirs.
+    With `batch` the examples are a real batch, whose statistics batch norm in training mode takes; with `gradients`
+    they carry gradients.
     """
 
-    def __init__(self, traced: fx.GraphModule, *, batch: bool = False) -> None:
+    def __init__(self, traced: fx.GraphModule, *, batch: bool = False, gradients: bool = False) -> None:
         super().__init__(traced, garbage_collect_values=False)
-        self.batch = batch
+        self.batch, self.gradients = batch, gradients
         self.extra_traceback = False  # our own message names the layer
         self.nodes: list[Node] = []
         self.current = "input"
@@ -207,7 +215,7 @@ class Translator(fx.Interpreter):
     def _emit(self, op: Op | None, inputs: tuple[Symbol, ...]) -> Symbol:
         if op is None:
             return inputs[0]
-        with torch.set_grad_enabled(self.batch and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.gradients and torch.is_grad_enabled()):
             example = evaluate(op, [s.example for s in inputs])
         self.nodes.append(Node(op, tuple(s.index for s in inputs), self.current, tuple(example.shape[1:])))
         return Symbol(len(self.nodes) - 1, example)

@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.pgd import BALLS, pgd
 from holdfast.bounds.region import REGIONS
 from holdfast.certify.alpha_crown import alpha_crown
+from holdfast.certify.bcp import bcp
+from holdfast.certify.lipschitz import gloro
 from holdfast.certify.margins import crown_ibp, ibp
 from holdfast.errors import UnsupportedError
 from holdfast.registry import register
 from holdfast.results import CertifyResult
-from holdfast.threats import Box, Threat
+from holdfast.threats import L2, Box, Threat
 
 
 @register(
@@ -22,19 +25,28 @@ from holdfast.threats import Box, Threat
     threats=REGIONS,
     reference="Holdfast",
 )
-def auto(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
+def auto(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, logits: Tensor | None = None
+) -> CertifyResult:
     """Intervals, then CROWN-IBP, then alpha-CROWN, each on the inputs that those before it left open.
 
-    Before the last and costly step, a short attack takes out the inputs for which there is nothing to prove. A layer
-    that only intervals cover ends the climb; what they proved stands.
+    On l2 balls Lipschitz constants come first, which cost one forward pass, then balls and boxes; a network that has no
+    constants goes on without them. Before the last and costly step, a short attack takes out the inputs for which there
+    is nothing to prove. A layer that only intervals cover ends the climb; what they proved stands.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: what the adversary may do.
         sound: account for floating-point rounding.
+        logits: (B, K), what the model returned for x, if they are at hand.
     """
-    best = ibp(model, x, y, threat, sound=sound)
-    open_ = (model(x).argmax(1) == y) & ~best.certified
+    logits = model(x) if logits is None else logits
+    right = logits.argmax(1) == y
+    best = _by_constants(model, x, y, threat, logits, sound=sound) if isinstance(threat, L2) else _nothing(x)
+    left = (~best.certified).nonzero()[:, 0]
+    if len(left):  # also for inputs that are wrong: their margins are worth knowing
+        best = _merge(best, ibp(model, x[left], y[left], threat.select(left), sound=sound), left)
+    open_ = right & ~best.certified
     for step in (crown_ibp, alpha_crown):
         if step is alpha_crown and threat.name in BALLS and not (isinstance(threat, Box) and threat.batched):
             left = open_.nonzero()[:, 0]
@@ -48,6 +60,27 @@ def auto(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool 
             break
         best = _merge(best, found, left)
         open_ &= ~best.certified
+    return best
+
+
+def _nothing(x: Tensor) -> CertifyResult:
+    """Nothing proved of x (B, ...) yet."""
+    margin = x.new_full((len(x),), -torch.inf)
+    return CertifyResult(margin > 0, margin, by=("",) * len(x))
+
+
+def _by_constants(model: nn.Module, x: Tensor, y: Tensor, threat: L2, logits: Tensor, *, sound: bool) -> CertifyResult:
+    """What Lipschitz constants prove: `gloro`, then `bcp` on what is left; nothing if a layer has none."""
+    best = _nothing(x)
+    for step, options in ((gloro, {"logits": logits}), (bcp, {})):
+        left = ((logits.argmax(1) == y) & ~best.certified).nonzero()[:, 0]
+        if len(left) == 0:
+            break
+        chosen = {name: value[left] for name, value in options.items()}
+        try:
+            best = _merge(best, step(model, x[left], y[left], threat, sound=sound, **chosen), left)
+        except UnsupportedError:
+            break
     return best
 
 

@@ -17,17 +17,21 @@ shows that the model as it is run returns y on the whole ball. It is linear in e
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.bounds import ops
+from holdfast.bounds.ball_box import proven_norm
 from holdfast.bounds.graph import trace
 from holdfast.bounds.lipschitz import lipschitz_bound
+from holdfast.bounds.local_lipschitz import local_lipschitz
 from holdfast.bounds.ops import Graph, Node
+from holdfast.bounds.region import region
 from holdfast.bounds.rounding import gamma, unit
+from holdfast.certify.cache import cached_norm
 from holdfast.certify.logit_error import logit_error
 from holdfast.registry import register
 from holdfast.results import CertifyResult
@@ -90,7 +94,7 @@ def lipschitz_constants(model: nn.Module, x: Tensor, *, single: bool = False, so
     known, key = _KNOWN.setdefault(model, {}), (single, sound)
     if key not in known or not known[key].holds(text, tensors):
         graph = trace(model, x)
-        bound = lipschitz_bound(single_constant(graph) if single else graph)
+        bound = lipschitz_bound(single_constant(graph) if single else graph, norm=cached_norm)
         zero = torch.zeros_like(bound.pairs)
         centre, offset, slope = logit_error(graph, bound, x.dtype) if sound else (x.new_zeros(()), zero, zero)
         copies = tuple(tensor.detach().clone() for tensor in tensors)
@@ -108,10 +112,21 @@ def single_constant(graph: Graph) -> Graph:
 
 
 def certify_logits(
-    logits: Tensor, x: Tensor, y: Tensor, threat: L2, constants: Constants, name: str, *, sound: bool
+    logits: Tensor,
+    x: Tensor,
+    y: Tensor,
+    threat: L2,
+    constants: Constants,
+    name: str,
+    *,
+    sound: bool,
+    pairs: Tensor | None = None,
 ) -> CertifyResult:
-    """The certificate from the logits (B, K) that the model returned for x; see the top of this file."""
-    z, k = logits.double(), constants.pairs[y]
+    """The certificate from the logits (B, K) that the model returned for x; see the top of this file.
+
+    `pairs` (B, K), if given, are constants of z_y - z_i around each input, in place of the global ones.
+    """
+    z, k = logits.double(), constants.pairs[y] if pairs is None else pairs
     gap = z.gather(1, y[:, None]) - z
     reach, stretch, apart = threat.eps, 1.0, 0.0
     if sound:
@@ -124,16 +139,14 @@ def certify_logits(
         stretch = 1 + 64 * unit(x.dtype)
         apart = 4 * unit(x.dtype) * max(abs(threat.low), abs(threat.high)) * math.sqrt(x[0].numel())
         reach = reach * stretch + apart
-    own = torch.nn.functional.one_hot(y, z.shape[1]).bool()
-    margin = (gap - reach * k).masked_fill(own, torch.inf).amin(1)
+    gap = gap.scatter(1, y[:, None], torch.inf)
+    margin = (gap - reach * k).amin(1).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # Where K = 0 the margin is the same everywhere: 0/0 stands for a tie, which proves nothing.
-    radius = ((gap / k).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)).masked_fill(own, torch.inf).amin(1)
+    radius = (gap / k).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).amin(1)
     radius = ((radius - apart) / stretch).clamp(min=0)
-    margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    margin = _down(margin, x.dtype)
+    margin, radius = _down(torch.stack([margin, radius]), x.dtype)
     certified = margin > 0
-    by = tuple(name if c else "" for c in certified.tolist())
-    return CertifyResult(certified, margin, _down(radius, x.dtype), by=by)
+    return CertifyResult(certified, margin, radius, by=tuple(name if c else "" for c in certified.tolist()))
 
 
 def _down(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -189,7 +202,41 @@ def gloro(
     "invariance for deep neural networks, 2018",
 )
 def lipschitz(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, logits: Tensor | None = None
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    local: bool = False,
+    sound: bool = True,
+    logits: Tensor | None = None,
 ) -> CertifyResult:
-    """Certified if z_y - z_i > sqrt(2) eps K for all i; never more than `gloro` proves. Arguments as there."""
+    """Certified if z_y - z_i > sqrt(2) eps K for all i; never more than `gloro` proves, unless local.
+
+    Args:
+        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: an l2 ball.
+        local: constants for every pair of classes that hold in the ball around each input, where neurons that stay off
+            do not count (bounds/local_lipschitz.py). Never less than `gloro` proves; a proof of norms for each input.
+        sound, logits: as for `gloro`.
+    """
+    if local:
+        return _certify_locally(model, x, y, threat, sound=sound, logits=logits)
     return _certify(model, x, y, threat, "lipschitz", sound=sound, logits=logits)
+
+
+def _certify_locally(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool, logits: Tensor | None
+) -> CertifyResult:
+    assert isinstance(threat, L2)  # the registry lets no other one in
+    constants, logits = lipschitz_constants(model, x, sound=sound), model(x) if logits is None else logits
+    ball = region(threat, x, sound=sound)
+    around = local_lipschitz(trace(model, x), ball, norm=proven_norm(cached_norm), sound=sound)
+    pairs = torch.minimum(around.pairs(y), constants.pairs[y])
+    found = certify_logits(logits, x, y, threat, constants, "lipschitz", sound=sound, pairs=pairs)
+    everywhere = certify_logits(logits, x, y, threat, constants, "lipschitz", sound=sound)
+    assert found.radius is not None
+    assert everywhere.radius is not None
+    # Beyond the ball only the global constants hold.
+    within = found.radius.clamp(max=float(_down(torch.tensor(threat.eps, dtype=torch.float64), x.dtype)))
+    return replace(found, radius=torch.maximum(within, everywhere.radius))

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from holdfast.bounds import ops
 from holdfast.bounds.interval import EXACT, ULPS
-from holdfast.bounds.lipschitz import SLOPES, LipschitzBound
+from holdfast.bounds.lipschitz import LipschitzBound
+from holdfast.bounds.lipschitz_layers import SLOPES
 from holdfast.bounds.ops import Graph, Node
 from holdfast.bounds.rounding import gamma, underflow, unit
 from holdfast.bounds.spectral import norm_bound
