@@ -83,6 +83,8 @@ class _SortPairs(torch.autograd.Function):
 
 def sort_pairs(x: Tensor) -> Tensor:
     """(B, C, ...) with C even: channels (2i, 2i+1) become (max, min)."""
+    if not torch.is_grad_enabled():
+        return _SortPairs.forward(x)
     pairs: Tensor = _SortPairs.apply(x)  # type: ignore[no-untyped-call]
     return pairs
 
