@@ -20,7 +20,6 @@ The part "time" needs auto_LiRPA 0.7.1 (a checkout of its repository) in the env
 """
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, write_results
+from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -182,18 +181,9 @@ def behind_threshold(model: nn.Module) -> nn.Sequential:
 # --- Results: one file, read and written again with every finished cell -----------------------------------------------
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """What was measured so far, by part; empty if nothing was."""
-    path = folder / f"{NAME}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def store(folder: Path, part: str, key: str, cell: Cell) -> None:
     """Puts one cell among the results."""
-    record = read_results(folder)
-    record.setdefault(part, {})[key] = cell
-    write_results(NAME, record, to_markdown(record), folder)
-    print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k not in ('run', 'recipe')})}", flush=True)
+    store_cell(NAME, part, key, cell, to_markdown=to_markdown, folder=folder, silent=("run", "recipe"))
 
 
 # --- Training and judging ---------------------------------------------------------------------------------------------
@@ -458,7 +448,7 @@ def main() -> None:
         measure_time(options.out)
         return
     data = hf.load_data("cifar10" if options.part == "cifar" else "mnist", root=options.data)
-    done = read_results(options.out).get(options.part, {}) if options.resume else {}
+    done = read_results(NAME, options.out).get(options.part, {}) if options.resume else {}
     for key in options.only or RUNS[options.part]:
         if key in done:
             continue

@@ -6,7 +6,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -73,6 +73,29 @@ def write_results(name: str, record: dict[str, Any], markdown: str, folder: Path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     (folder / f"{name}.md").write_text(markdown + "\n")
+
+
+def read_results(name: str, folder: Path) -> dict[str, Any]:
+    """What was measured so far, by part; empty if nothing was."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def store_cell(
+    name: str,
+    part: str,
+    key: str,
+    cell: dict[str, Any],
+    *,
+    to_markdown: Callable[[dict[str, Any]], str],
+    folder: Path,
+    silent: Sequence[str] = ("run",),
+) -> None:
+    """Puts one cell among the results, writes them anew, and prints the cell without its `silent` keys."""
+    record = read_results(name, folder)
+    record.setdefault(part, {})[key] = cell
+    write_results(name, record, to_markdown(record), folder)
+    print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k not in silent})}", flush=True)
 
 
 def trained_model(recipe: str, cache: Path | None = None, **overrides: Any) -> nn.Module:

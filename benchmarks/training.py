@@ -18,7 +18,6 @@ One thread. CPU-sized: subsets and small networks, so that figures compare with 
 
 import argparse
 import itertools
-import json
 import statistics
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, write_results
+from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -51,18 +50,9 @@ Cell = dict[str, Any]
 # --- Results: one file, read and written again with every finished cell -----------------------------------------------
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """What was measured so far, by part; empty if nothing was."""
-    path = folder / f"{NAME}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def store(folder: Path, part: str, key: str, cell: Cell) -> None:
     """Puts one cell among the results."""
-    record = read_results(folder)
-    record.setdefault(part, {})[key] = cell
-    write_results(NAME, record, to_markdown(record), folder)
-    print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k not in ('run', 'history')})}", flush=True)
+    store_cell(NAME, part, key, cell, to_markdown=to_markdown, folder=folder, silent=("run", "history"))
 
 
 # --- Cost of a step ---------------------------------------------------------------------------------------------------
@@ -426,7 +416,7 @@ def main() -> None:
     tasks = list_tasks(options.data)
     for part in options.part:
         for key, measure in tasks[part].items():
-            if not (options.resume and key in read_results(options.out).get(part, {})):
+            if not (options.resume and key in read_results(NAME, options.out).get(part, {})):
                 store(options.out, part, key, {**measure(), "run": run})
 
 

@@ -1,31 +1,11 @@
-"""A step of training without a run, and a small network with windows of every kind, for the tests of patches."""
+"""A small network with windows of every kind and inputs for it, for the tests of patches."""
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.bounds import interval
 from holdfast.bounds.ops import Graph
-from holdfast.random import Noise
-from holdfast.threats import Patch, Threat
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context
-
-
-def make_context(count: int, threat: Threat, ramp: float = 1.0, seed: int = 0) -> Context:
-    index = torch.arange(count)
-    return Context(
-        epoch=0,
-        step=0,
-        progress=0.0,
-        index=index,
-        noise=Noise(seed, index),
-        transform=Transform(),
-        state={},
-        count=count,
-        optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-        adversary=threat,
-        ramp=ramp,
-    )
+from holdfast.threats import Patch
 
 
 def convnet(shape: tuple[int, ...] = (2, 9, 7), classes: int = 4, seed: int = 0) -> nn.Module:

@@ -23,6 +23,8 @@ PAGES = [
     "certified-training",
     "data",
     "detection",
+    "smoothing",
+    "watermark",
     "architecture",
 ]
 

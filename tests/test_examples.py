@@ -182,3 +182,23 @@ def test_detection_says_what_is_proved_and_what_an_attack_leaves(capsys):
     assert sum(line.startswith("scene ") for line in scenes) == 2
     least, attacked = (float(word.rstrip("%,")) for word in re.findall(r"\d+%", last))
     assert 0 <= least <= attacked <= 100
+
+
+def test_smoothing_proves_less_at_larger_radii(capsys):
+    load("smoothing").main(epochs=1, inputs=10, n=1000)
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"right: \d+ of 10, abstained: \d+", first)
+    proved = [int(row.split()[2]) for row in rows]
+    assert len(proved) == 3
+    assert 0 < proved[0] <= 10
+    assert proved == sorted(proved, reverse=True)
+
+
+def test_watermark_survives_the_worst_change_that_was_found(capsys):
+    load("watermark").main(copies=100)
+    first, proved, attacked = capsys.readouterr().out.splitlines()
+    clean, triggers = (float(word) for word in re.findall(r"([\d.]+)%", first))
+    assert clean > 60
+    assert triggers > 50
+    least, worst = (float(re.findall(r"(\d+)%", line)[0]) for line in (proved, attacked))
+    assert 0 < least <= worst

@@ -106,6 +106,23 @@ def test_answers_are_apart():
     assert float(torch.cdist(points, points)[label[:, None] != label].min()) > 0.05
 
 
+@pytest.mark.parametrize(("method", "passes"), [("gloro", 1), ("lipschitz", 1), ("bcp", None)])
+def test_a_certificate_by_the_logits_costs_one_pass(method, passes):
+    model, x, threat = linear(), torch.rand(20, 2), hf.L2(0.05)
+    guarded = guard(model, threat, method, chunk=64)
+    first = guarded(x)  # the constants of the network are computed once
+    seen = []
+    handle = model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    found = guarded(x)
+    handle.remove()
+    assert passes is None or seen == [20] * passes
+    for result in (first, found, guard(model, threat, method, chunk=7)(x)):
+        proved = hf.certify(model, x, model(x).argmax(1), threat, method)
+        assert torch.equal(result.certified, proved.certified)
+        assert torch.equal(result.prediction, torch.where(proved.certified, model(x).argmax(1), -1))
+    assert 0 < int(found.certified.sum()) < 20
+
+
 def test_models_in_training_mode_are_refused():
     model = linear()
     guarded = guard(model, hf.Linf(0.1))
@@ -140,9 +157,23 @@ def test_bad_arguments_are_refused_at_once():
         guard(linear(), hf.Linf(0.1), tight=True)
     with pytest.raises(InputError, match="unknown certify method 'nothing'"):
         guard(linear(), hf.Linf(0.1), "nothing")
+    with pytest.raises(InputError, match="chunk must be at least 1, got 0"):
+        guard(linear(), hf.Linf(0.1), chunk=0)
+    with pytest.raises(InputError, match="one output"):
+        guard(nn.Linear(2, 1).eval(), hf.L2(0.1), "gloro")(torch.rand(2, 2))
     with pytest.raises(InputError, match="threat must be one of"):
         guard(linear(), "linf:0.1")
     with pytest.raises(InputError, match="outside the valid range"):
         guard(linear(), hf.Linf(0.1))(torch.full((2, 2), 3.0))
     with pytest.raises(InputError, match="failed on a batch"):
         guard(linear(), hf.Linf(0.1))(torch.rand(2, 3))
+
+
+def test_a_smoothed_classifier_is_guarded_and_a_plain_model_not_by_its_certificate():
+    with pytest.raises(UnsupportedError, match=r"hf.guard\(hf.Smoothed"):
+        guard(linear(), hf.L2(0.1), "smoothing", sigma=0.5)
+    answers = guard(hf.Smoothed(linear(), 0.1, n=100).eval(), hf.L2(0.05), "smoothing", n=2000)(
+        torch.tensor([[0.9, 0.1], [0.5, 0.5]])
+    )
+    assert answers.prediction.tolist() == [0, -1]
+    assert float(answers.radius[0]) > 0.05

@@ -3,13 +3,14 @@
 from holdfast.attacks import Nearest, attack, nearest
 from holdfast.audit import Audit, audit
 from holdfast.bounds import Ascent, bounds
-from holdfast.certify import certify, radius
+from holdfast.certify import Smoothed, certify, radius
 from holdfast.data import Dataset, load_data
 from holdfast.errors import HoldfastError, InputError, SoundnessError, StorageError, UnsupportedError
+from holdfast.explain import explain
 from holdfast.guard import GuardResult, guard
 from holdfast.models import load_model, make_model, save_model
 from holdfast.registry import methods
-from holdfast.results import AttackResult, Bounds, CertifyResult, TrainResult
+from holdfast.results import AttackResult, Bounds, CertifyResult, Explanation, TrainResult
 from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat, threat
 from holdfast.train import train
 
@@ -25,12 +26,14 @@ __all__ = [
     "Box",
     "CertifyResult",
     "Dataset",
+    "Explanation",
     "GuardResult",
     "HoldfastError",
     "InputError",
     "Linf",
     "Nearest",
     "Patch",
+    "Smoothed",
     "SoundnessError",
     "Sparse",
     "StorageError",
@@ -41,6 +44,7 @@ __all__ = [
     "audit",
     "bounds",
     "certify",
+    "explain",
     "guard",
     "load_data",
     "load_model",

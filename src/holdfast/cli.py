@@ -1,17 +1,11 @@
 """The command line: thin commands on top of the Python functions of the same names."""
 
-import csv
-import io
-import json
-import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from torch import nn
 
@@ -19,12 +13,14 @@ import holdfast as hf
 from holdfast.audit import load_audit, render
 from holdfast.audit.attack_run import attack_run
 from holdfast.audit.attack_summary import summary_table
+from holdfast.audit.certify_run import certify_run, write_rows
 from holdfast.audit.compare import compare as compare_runs
 from holdfast.audit.compare import default_folder
+from holdfast.cli_watermark import watermark_app
 from holdfast.data import download, list_data
 from holdfast.errors import HoldfastError, InputError, StorageError
 from holdfast.models import list_models, make_model
-from holdfast.registry import KINDS
+from holdfast.registry import KINDS, get
 from holdfast.train import Interrupted, list_recipes, parse_override
 
 app = typer.Typer(
@@ -36,6 +32,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what there is, and how to get it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(watermark_app, name="watermark")
 
 console = Console()
 
@@ -168,29 +165,47 @@ def certify(
     data: DataOption = "mnist-mini",
     threat: ThreatOption = "linf:0.1",
     method: Annotated[str, typer.Option(help="Certificate (`holdfast methods certify`).")] = "auto",
-    n: Annotated[int, typer.Option("--n", min=1, help="Certify the first N test inputs.")] = 500,
+    inputs: Annotated[int, typer.Option(min=1, help="Certify the first N test inputs.")] = 500,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", min=1, help="Of a method that samples: most samples per input. Else the same as --inputs."),
+    ] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Of smoothing: the noise that the model was trained with.")
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="Of a method that samples: probability of a wrong proof.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Of the method: name=value, e.g. seed=1.")] = None,
     out: Annotated[Path | None, typer.Option(help="Per-input results: a .csv or .json file.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the samples kept beside --out.")] = False,
     architecture: ArchitectureOption = None,
     root: RootOption = None,
 ) -> None:
-    """Prove for each input that no perturbation of the threat changes its class."""
+    """Prove for each input that no perturbation of the threat changes its class.
+
+    A method that samples keeps its samples beside --out as it goes. After a kill, run it again with --resume.
+    """
     limit = hf.threat(threat)
-    network, dataset = open_both(model, data, architecture, root)
-    x, y = dataset.test.x[:n], dataset.test.y[:n]
     if out is not None and out.suffix not in (".csv", ".json"):
         raise InputError(f"--out must end in .csv or .json, got '{out}'")
-    rows: list[dict[str, object]] = []
-    for i in track(range(0, len(x), 50), f"certify {limit}", len(x)):
-        part = slice(i, i + 50)
-        result = hf.certify(network, x[part], y[part], limit, method)
-        radius = [None] * len(result.margin) if result.radius is None else result.radius.tolist()
-        by = result.by or (method,) * len(result.margin)
-        for j, (ok, margin) in enumerate(zip(result.certified.tolist(), result.margin.tolist(), strict=True)):
-            label = int(y[i + j])
-            row = {"input": i + j, "label": label, "certified": ok, "margin": margin, "radius": radius[j], "by": by[j]}
-            rows.append(row)
+    options = dict(parse_option(text) for text in option or [])
+    options |= {key: value for key, value in (("sigma", sigma), ("alpha", alpha)) if value is not None}
+    if n is not None and "n" in get("certify", method).options:
+        options["n"] = n
+    elif n is not None:
+        inputs = n
+    network, dataset = open_both(model, data, architecture, root)
+    x, y = dataset.test.x[:inputs], dataset.test.y[:inputs]
+    kept = None if out is None else out.with_name(out.name + ".counts.npz")
+    try:
+        rows = certify_run(network, x, y, limit, method, options=options, counts_file=kept, resume=resume)
+    except KeyboardInterrupt:
+        where = f"samples are in {kept}. Go on: same command with --resume" if kept and kept.exists() else "none kept"
+        raise Interrupted(f"stopped; {where}") from None
     proved = sum(bool(row["certified"]) for row in rows)
     typer.echo(f"certified {proved} of {len(rows)} ({proved / len(rows):.1%}) at {limit} by '{method}'")
+    if "samples" in rows[0]:
+        mean = sum(int(str(row["samples"])) for row in rows) / len(rows)
+        typer.echo(f"each proof is wrong with probability {rows[0]['alpha']} at most; {mean:,.0f} samples per input")
     if out is not None:
         write_rows(out, rows)
         typer.echo(f"results: {out}")
@@ -221,36 +236,6 @@ def bounds(
         )
     ]
     console.print(_table(["class", "logit", "lower", "upper", ""], rows))
-
-
-def track(starts: range, text: str, total: int) -> Iterator[int]:
-    """The starts of batches, with a bar that counts inputs if the error output is a terminal."""
-    screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bars:
-        bar = bars.add_task(text, total=total)
-        for start in starts:
-            yield start
-            bars.update(bar, completed=min(start + starts.step, total))
-
-
-def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
-    """Rows as CSV or JSON, by the ending of the path; written whole or not at all."""
-    buffer = io.StringIO()
-    if path.suffix == ".json":
-        # JSON has no infinity, which is what an overflowed bound proves.
-        finite = [{k: None if v in (math.inf, -math.inf) else v for k, v in row.items()} for row in rows]
-        json.dump(finite, buffer, indent=1, allow_nan=False)
-    else:
-        writer = csv.DictWriter(buffer, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(buffer.getvalue(), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
 @app.command()

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.certify import certify
-from holdfast.checks import check_logits, check_model
-from holdfast.errors import InputError
+from holdfast.certify import Smoothed, certify, prove
+from holdfast.checks import check_logits, check_model, check_task
+from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.centroid import CentroidNet
 from holdfast.registry import get
+from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
 ABSTAIN = -1
@@ -48,8 +49,7 @@ class Guard(nn.Module):
         if len(x) == 0:
             none = x.new_zeros(0)
             return GuardResult(none.long(), none.bool(), none)
-        label = check_logits(self.model, x).argmax(1)
-        result = certify(self.model, x, label, self.threat, self.method, **self.options)
+        label, result = self._proved(x)
         certified = result.certified
         if isinstance(self.model, CentroidNet):  # that a rejection is certain is no answer
             certified = certified & (label < self.model.classes)
@@ -59,6 +59,16 @@ class Guard(nn.Module):
         return GuardResult(
             torch.where(certified, label, ABSTAIN), certified, torch.where(certified, proved, torch.zeros_like(proved))
         )
+
+    def _proved(self, x: Tensor) -> tuple[Tensor, CertifyResult]:
+        """The predicted classes (B,) and their certificate."""
+        if isinstance(self.model, Smoothed):  # its certificate looks inside, and has no use for its votes
+            label = check_logits(self.model, x).argmax(1)
+            return label, certify(self.model, x, label, self.threat, self.method, **self.options)
+        unknown = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        logits = check_task(self.model, x, unknown, self.threat, chunk=self.options.get("chunk"))
+        label = logits.argmax(1)
+        return label, prove(self.model, x, label, self.threat, self.method, logits, **self.options)
 
 
 def guard(model: nn.Module, threat: Threat, method: str = "auto", **options: Any) -> nn.Module:
@@ -90,6 +100,13 @@ def guard(model: nn.Module, threat: Threat, method: str = "auto", **options: Any
         raise InputError(f"the threat must be one of hf.Linf, hf.L2, ..., got {threat!r}")
     if method == "auto" and isinstance(model, CentroidNet):
         method = "centroid"
-    own = {key: value for key, value in options.items() if key != "chunk"}
-    get("certify", method).check(threat, own)
+    if options.get("chunk", 1) < 1:
+        raise InputError(f"chunk must be at least 1, got {options['chunk']}")
+    own, entry = {key: value for key, value in options.items() if key != "chunk"}, get("certify", method)
+    entry.check(threat, own)
+    if entry.smoothed and not isinstance(model, Smoothed):
+        raise UnsupportedError(
+            f"'{method}' proves what a smoothed classifier answers, not what the model does; guard that classifier: "
+            "hf.guard(hf.Smoothed(model, sigma), threat, 'smoothing')"
+        )
     return Guard(model, threat, method, options).eval()

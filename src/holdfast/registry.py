@@ -27,6 +27,7 @@ class Method:
         function: the function itself.
         stochastic: whether it can be trusted on a model that draws random numbers.
         part: of a training method, the part of a recipe that it fills: "objective", "attack", "targets", ...
+        smoothed: of a certificate, whether it speaks of a smoothed classifier made from the model, not of the model.
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class Method:
     function: Callable[..., Any]
     stochastic: bool = False
     part: str = ""
+    smoothed: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -72,13 +74,16 @@ def register(
     threats: tuple[str, ...] = (),
     stochastic: bool = False,
     part: str = "",
+    smoothed: bool = False,
 ) -> Callable[[F], F]:
     """Decorator that puts a function into the table under `name`."""
 
     def add(function: F) -> F:
         if name in _METHODS[kind]:
             raise ValueError(f"{kind} '{name}' is registered twice")
-        _METHODS[kind][name] = Method(kind, name, summary, guarantee, threats, reference, function, stochastic, part)
+        _METHODS[kind][name] = Method(
+            kind, name, summary, guarantee, threats, reference, function, stochastic, part, smoothed
+        )
         return function
 
     return add

@@ -54,6 +54,32 @@ class CertifyResult:
 
 
 @dataclass(frozen=True, eq=False)
+class Explanation:
+    """How much each value of an input counts for the model's answer.
+
+    Attributes:
+        attribution: signed, shape of x.
+        ok: (B,) bool. True where the method kept its promise: a boundary was found, the completeness error is small.
+        error: (B,) completeness error |sum A - (f(x) - f(b))| / |f(x) - f(b)|; NaN for methods without a baseline b.
+        gradients: (B,) int64, gradient evaluations spent on each input; for methods without gradients, model passes.
+        by: what was explained, for each input, and by which fallback where `ok` is False.
+        slope: the gradient, averaged over the path (the attribution without its factor x - b), shape of x, or None.
+        boundary: the nearest point found that the model puts into another class, shape of x, or None; x itself where
+            none was found.
+        distance: (B,) its distance; infinite where none was found, or None.
+    """
+
+    attribution: Tensor
+    ok: Tensor
+    error: Tensor
+    gradients: Tensor
+    by: tuple[str, ...]
+    slope: Tensor | None = None
+    boundary: Tensor | None = None
+    distance: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class TrainResult:
     """A trained model, its history (one row per epoch) and the folder of the run, if it was kept."""
 

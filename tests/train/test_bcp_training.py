@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds.ball_box import margins, outer_bound, proven_norm
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.region import region
@@ -17,18 +18,9 @@ from holdfast.errors import InputError
 from holdfast.models import make_model
 from holdfast.random import Noise
 from holdfast.train import load_recipe, train
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context
 from holdfast.train.objectives.bcp import bcp
 
 RECIPES = ("mnist-bcp", "cifar10-bcp", "mnist-mini-bcp")
-
-
-def make_context(x, threat, ramp=1.0, state=None):
-    index = torch.arange(len(x))
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    state = {} if state is None else state
-    return Context(0, 0, 0.5, index, Noise(0, index), Transform(), state, len(x), optimizer, threat, ramp=ramp)
 
 
 def small_cnn():
@@ -67,9 +59,9 @@ def test_kappa_mixes_in_the_clean_loss_along_the_rise_of_the_budget(problem):
     robust = bcp(model, x, y, make_context(x, hf.L2(0.2)))[0].item()
     assert robust > clean + 5e-3
     for ramp in (0.0, 0.5, 1.0):
-        loss, _ = bcp(model, x, y, make_context(x, hf.L2(0.2), ramp))
+        loss, _ = bcp(model, x, y, make_context(x, hf.L2(0.2), ramp=ramp))
         assert loss.item() == pytest.approx((1 - ramp) * clean + ramp * robust, rel=1e-5)
-        loss, _ = bcp(model, x, y, make_context(x, hf.L2(0.2), ramp), kappa_start=0.5, kappa_end=0.5)
+        loss, _ = bcp(model, x, y, make_context(x, hf.L2(0.2), ramp=ramp), kappa_start=0.5, kappa_end=0.5)
         assert loss.item() == pytest.approx((clean + robust) / 2, rel=1e-5)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.region import region
 from holdfast.certify.cap import cap_margins
@@ -16,29 +17,10 @@ from holdfast.data import Dataset, load_data
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.train import load_recipe, train
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context
 from holdfast.train.objectives.cap import cap, polytope_bound, projected_bound
 
 THREATS = [hf.Linf(0.05), hf.L2(0.2), hf.L1(0.3)]
 RECIPES = ("mnist-cap", "cifar10-cap", "mnist-mini-cap")
-
-
-def make_context(x, threat, ramp=1.0, seed=0):
-    index = torch.arange(len(x))
-    return Context(
-        epoch=0,
-        step=0,
-        progress=0.5,
-        index=index,
-        noise=Noise(seed, index),
-        transform=Transform(),
-        state={},
-        count=len(x),
-        optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-        adversary=threat,
-        ramp=ramp,
-    )
 
 
 def mlp(*sizes):
@@ -103,9 +85,9 @@ def test_kappa_mixes_in_the_clean_loss_along_the_rise_of_the_budget(problem):
     robust = cap(model, x, y, make_context(x, THREATS[0]))[0].item()
     assert robust > clean + 1e-3
     for ramp, kappa in ((0.0, 0.8), (0.5, 0.5), (1.0, 0.2)):
-        loss, _ = cap(model, x, y, make_context(x, THREATS[0], ramp), kappa_start=0.8, kappa_end=0.2)
+        loss, _ = cap(model, x, y, make_context(x, THREATS[0], ramp=ramp), kappa_start=0.8, kappa_end=0.2)
         assert loss.item() == pytest.approx(kappa * clean + (1 - kappa) * robust, rel=1e-5)
-        default, _ = cap(model, x, y, make_context(x, THREATS[0], ramp))
+        default, _ = cap(model, x, y, make_context(x, THREATS[0], ramp=ramp))
         assert default.item() == pytest.approx(robust, rel=1e-6)
 
 

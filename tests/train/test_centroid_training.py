@@ -1,13 +1,13 @@
 """Training of centroid networks: the loss against the certificate's distances, gradients, state, a short run."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds.graph import trace
 from holdfast.bounds.lipschitz import lipschitz_bound
 from holdfast.certify.centroid import depths
@@ -15,11 +15,8 @@ from holdfast.data import Dataset, load_data
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.centroid import Centroid, CentroidNet, with_rejection
 from holdfast.models.layers import MinMax
-from holdfast.random import Noise
 from holdfast.threats import L2
 from holdfast.train import objectives
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context
 from holdfast.train.objectives.centroid import centroid, margins
 from holdfast.train.recipe import load_recipe
 
@@ -29,23 +26,6 @@ RECIPE = "mnist-mini-centroid"
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
     monkeypatch.setitem(objectives.CERTIFIES, "centroid", "centroid")
-
-
-def make_context(count, eps=0.1, **changes):
-    index = torch.arange(count)
-    context = Context(
-        epoch=0,
-        step=0,
-        progress=0.0,
-        index=index,
-        noise=Noise(0, index),
-        transform=Transform(),
-        state={},
-        count=count,
-        optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-        adversary=L2(eps),
-    )
-    return replace(context, **changes)
 
 
 def network(per_class=2, dtype=torch.float64):
@@ -78,7 +58,7 @@ def test_margins_are_the_distances_of_the_certificate(eta, per_class):
 def test_the_loss_is_what_it_says():
     net = network()
     x, y = batch()
-    context = make_context(9, eps=0.05)
+    context = make_context(9, L2(0.05))
     loss, metrics = centroid(net, x, y, context, eta=0.1, scale=3.0, steps=200)
     k = float(lipschitz_bound(trace(nn.Sequential(net.body, nn.ReLU()).eval(), x)).body)
     assert float(metrics["lipschitz"]) == pytest.approx(k, rel=1e-3)
@@ -112,7 +92,7 @@ def test_gradients_are_those_of_finite_differences():
     x, y = batch()
 
     def value():
-        return centroid(net, x, y, make_context(9), eta=0.1, steps=600)[0]
+        return centroid(net, x, y, make_context(9, L2(0.1)), eta=0.1, steps=600)[0]
 
     value().backward()
     for weight in (net.body[0].weight, net.body[2].weight, net.head.weight):
@@ -129,12 +109,14 @@ def test_gradients_are_those_of_finite_differences():
 def test_the_scale_of_the_features_drops_out():
     net = network()
     x, y = batch()
-    before = float(centroid(net, x, y, make_context(9), steps=300)[0].detach())
+    before = float(centroid(net, x, y, make_context(9, L2(0.1)), steps=300)[0].detach())
     with torch.no_grad():
         net.body[2].weight *= 7
         net.body[2].bias *= 7
         net.head.weight *= 7
-    assert float(centroid(net, x, y, make_context(9), steps=300)[0].detach()) == pytest.approx(before, rel=1e-6)
+    assert float(centroid(net, x, y, make_context(9, L2(0.1)), steps=300)[0].detach()) == pytest.approx(
+        before, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("count", [1, 6])
@@ -144,7 +126,7 @@ def test_any_batch_size_and_features_on_a_centroid(count, eta):
     x, y = batch(count, torch.float32)
     with torch.no_grad():
         net.head.weight[0, 0] = net.body(x)[0]
-    loss, _ = centroid(net, x, y, make_context(count), eta=eta)
+    loss, _ = centroid(net, x, y, make_context(count, L2(0.1)), eta=eta)
     loss.backward()
     assert loss.shape == ()
     assert all(bool(p.grad.isfinite().all()) for p in net.parameters())
@@ -153,7 +135,7 @@ def test_any_batch_size_and_features_on_a_centroid(count, eta):
 def test_other_models_are_refused():
     x, y = batch()
     with pytest.raises(UnsupportedError, match=r"trains a holdfast\.models\.centroid\.CentroidNet, got Linear"):
-        centroid(nn.Linear(5, 3).double(), x, y, make_context(9))
+        centroid(nn.Linear(5, 3).double(), x, y, make_context(9, L2(0.1)))
     with pytest.raises(InputError, match=r"objective 'centroid'.*needs a holdfast\.models\.centroid\.CentroidNet"):
         hf.train(RECIPE, hf.make_model("2c2f-minmax"), load_data("mnist-mini"), progress=False, epochs=1)
 
@@ -164,7 +146,8 @@ def test_the_shipped_recipe_trains_answers_and_certifies():
     recipe = load_recipe(RECIPE)
     assert recipe.evaluate.certify == "centroid"
     assert recipe.selects == "certified"
-    result = hf.train(RECIPE, data=data, progress=False, epochs=4, **{"threat": "l2:0.2", "evaluate.count": 40})
+    changes = {"threat": "l2:0.2", "evaluate.count": 40, "evaluate.attack_steps": 0}
+    result = hf.train(RECIPE, data=data, progress=False, epochs=4, **changes)
     assert {"train_answered", "train_verified", "train_lipschitz"} <= set(result.history[-1])
     net, x, y = result.model, data.test.x, data.test.y
     assert float((net(x).argmax(1) == y).float().mean()) > 0.7
@@ -175,5 +158,5 @@ def test_the_shipped_recipe_trains_answers_and_certifies():
     noise = torch.rand(50, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     rejected = [float((rejecting(inputs).argmax(1) == 10).float().mean()) for inputs in (noise, x)]
     assert rejected[0] > rejected[1]
-    broken = hf.attack(rejecting, x, y, hf.L2(0.2), "pgd").success
+    broken = hf.attack(rejecting, x, y, hf.L2(0.2), "pgd", steps=10).success
     assert not bool((proved[False] & broken).any())

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,16 +12,18 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds import linear
 from holdfast.bounds.fused import bend, box_minimum
 from holdfast.bounds.graph import trace, trace_batch
 from holdfast.bounds.region import region
 from holdfast.errors import HoldfastError, InputError
 from holdfast.random import Noise
+from holdfast.registry import get
 from holdfast.train import files
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
+from holdfast.train.context import Parts
 from holdfast.train.initial import ibp_weights
+from holdfast.train.objectives import BOUNDED
 from holdfast.train.objectives.certified import (
     certified_loss,
     crown_ibp,
@@ -32,7 +35,9 @@ from holdfast.train.objectives.certified import (
     slope_step,
 )
 from holdfast.train.objectives.expressive import mtl_ibp, sabr
+from holdfast.train.objectives.standard import standard
 from holdfast.train.recipe import load_recipe
+from holdfast.train.regularizers import gradient_alignment, l1_weights, trh
 from holdfast.train.regularizers.bounded import ibp_warmup
 from holdfast.train.schedules import linear_rise, smooth_rise
 from holdfast.train.step import Taken
@@ -47,23 +52,6 @@ def batch(size: int = 5, inputs: int = 6, classes: int = 3) -> tuple[torch.Tenso
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(size, inputs, generator=generator, dtype=torch.float64)
     return x, torch.randint(0, classes, (size,), generator=generator)
-
-
-def make_context(threat: hf.threats.Threat, size: int = 5, ramp: float = 1.0, parts: Parts | None = None) -> Context:
-    return Context(
-        epoch=0,
-        step=0,
-        progress=0.5,
-        index=torch.arange(size),
-        noise=Noise.for_batch(0, size),
-        transform=Transform(),
-        state={},
-        count=size,
-        optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1),
-        adversary=threat,
-        ramp=ramp,
-        parts=parts or Parts(),
-    )
 
 
 OBJECTIVES = {"ibp": ibp, "crown-ibp": crown_ibp, "slope-step": slope_step, "sabr": sabr, "mtl-ibp": mtl_ibp}
@@ -176,7 +164,7 @@ def test_bernoulli_slopes_of_0_and_1_are_those_of_crown() -> None:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_without_a_budget_every_objective_is_the_cross_entropy(name: str) -> None:
     model, (x, y) = net(), batch()
-    loss, metrics = OBJECTIVES[name](model, x, y, make_context(hf.Linf(0.0), ramp=0.0))
+    loss, metrics = OBJECTIVES[name](model, x, y, make_context(5, hf.Linf(0.0), ramp=0.0))
     assert loss.item() == pytest.approx(cross_entropy(model(x), y).item())
     assert metrics["verified"] == metrics["accuracy"]
 
@@ -190,7 +178,7 @@ def test_gradients_are_finite_differences(name: str, threat: hf.threats.Threat) 
     options = {"alpha": 1.0} if name == "mtl-ibp" else {"box": 1.0} if name == "sabr" else {}
 
     def value() -> torch.Tensor:
-        return OBJECTIVES[name](model, x, y, make_context(threat, ramp=0.6), **options)[0]
+        return OBJECTIVES[name](model, x, y, make_context(5, threat, ramp=0.6), **options)[0]
 
     gradients = torch.autograd.grad(value(), list(model.parameters()))
     step = 1e-6
@@ -209,17 +197,17 @@ def test_kappa_and_beta_move_with_the_budget() -> None:
     model, (x, y), threat = net(), batch(), hf.Linf(0.1)
     natural = cross_entropy(model(x), y).item()
     by_intervals, by_lines = (certified_loss(model, x, y, threat, b) for b in (interval_bound, CROWN))
-    loss = ibp(model, x, y, make_context(threat, ramp=0.25), kappa_start=1.0, kappa_end=0.2)[0]
+    loss = ibp(model, x, y, make_context(5, threat, ramp=0.25), kappa_start=1.0, kappa_end=0.2)[0]
     assert loss.item() == pytest.approx(0.8 * natural + 0.2 * by_intervals[0].mean().item())
-    loss = crown_ibp(model, x, y, make_context(threat, ramp=0.5), kappa_start=0.0, beta_start=1.0, beta_end=0.0)[0]
+    loss = crown_ibp(model, x, y, make_context(5, threat, ramp=0.5), kappa_start=0.0, beta_start=1.0, beta_end=0.0)[0]
     both = 0.5 * by_intervals[2] + 0.5 * by_lines[2]
     assert loss.item() == pytest.approx(cross_entropy(-both, y).item())
-    assert mixed(1.0, 0.0, make_context(threat, ramp=0.25)) == 0.75
+    assert mixed(1.0, 0.0, make_context(5, threat, ramp=0.25)) == 0.75
 
 
 def test_optimised_slopes_are_no_worse_than_random_ones_on_average() -> None:
     model, (x, y) = net(seed=2), batch(64)
-    context = make_context(hf.Linf(0.15), 64)
+    context = make_context(64, hf.Linf(0.15))
     ours = slope_step(model, x, y, context, kappa_start=0.0)[0]
     random = crown_ibp(model, x, y, context, kappa_start=0.0, beta_end=1.0, slopes="random")[0]
     several = slope_step(model, x, y, context, kappa_start=0.0, steps=7, step_size=0.1)[0]
@@ -230,12 +218,12 @@ def test_optimised_slopes_are_no_worse_than_random_ones_on_average() -> None:
 def test_small_boxes_lie_between_adversarial_training_and_intervals() -> None:
     model, (x, y) = net(), batch()
     losses = [
-        sabr(model, x, y, make_context(hf.Linf(0.1)), box=box, kappa_start=0.0)[0].item() for box in (0.0, 0.5, 1.0)
+        sabr(model, x, y, make_context(5, hf.Linf(0.1)), box=box, kappa_start=0.0)[0].item() for box in (0.0, 0.5, 1.0)
     ]
     assert losses == sorted(losses)
-    whole = ibp(model, x, y, make_context(hf.Linf(0.1)), kappa_start=0.0)[0].item()
+    whole = ibp(model, x, y, make_context(5, hf.Linf(0.1)), kappa_start=0.0)[0].item()
     assert losses[2] == pytest.approx(whole)
-    mixture = [mtl_ibp(model, x, y, make_context(hf.Linf(0.1)), alpha=a)[0].item() for a in (0.0, 0.5, 1.0)]
+    mixture = [mtl_ibp(model, x, y, make_context(5, hf.Linf(0.1)), alpha=a)[0].item() for a in (0.0, 0.5, 1.0)]
     assert mixture[2] == pytest.approx(whole)
     assert mixture[1] == pytest.approx((mixture[0] + mixture[2]) / 2)
 
@@ -247,7 +235,7 @@ def test_the_box_of_sabr_stays_inside_the_threat_set() -> None:
         seen.append(context.threat.eps)
         return x + context.threat.eps
 
-    sabr(model, x, y, make_context(hf.Linf(0.1, high=2.0), parts=Parts(attack=attack)), box=0.4)
+    sabr(model, x, y, make_context(5, hf.Linf(0.1, high=2.0), parts=Parts(attack=attack)), box=0.4)
     assert seen == [pytest.approx(0.06)]
 
 
@@ -360,6 +348,18 @@ def small_data() -> hf.Dataset:
         ({"evaluate.certify": "nothing"}, "evaluate.certify: unknown"),
         ({"evaluate.certify": "none", "evaluate.select": "certified"}, "evaluate.select"),
         ({"attack": {"name": "pgd"}}, "attack: the objective 'ibp' has no such part"),
+        *[
+            change
+            for name in BOUNDED
+            for change in (
+                ({"objective.name": name, "regularizers.trh": {}}, rf"regularizers\.trh\.network: .*'{name}'.*'full'"),
+                ({"objective.name": name, "regularizers.s2o": {}}, rf"regularizers\.s2o: .*'{name}' takes the loss of"),
+            )
+        ],
+        (
+            {"objective.name": "standard", "threat": None, "regularizers.grad-align": {}},
+            r"threat: missing; regularizers\.grad-align needs one",
+        ),
         ({"objective.kappa_end": 1.5}, "objective.kappa_end: expected a number between 0 and 1"),
         ({"weights": "zero"}, "weights: unknown value"),
     ],
@@ -373,6 +373,28 @@ def test_a_layer_without_a_rule_is_refused_before_the_first_epoch() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.GELU(), nn.Linear(8, 10))
     with pytest.raises(InputError, match=r"objective 'ibp'.*layer '2'.*GELU"):
         hf.train(BASE, model=model, data=small_data(), progress=False)
+
+
+def interval_net() -> nn.Module:
+    """Intervals cover ELU, linear bounds do not."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ELU(), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("name", ["sabr", "mtl-ibp"])
+def test_a_layer_that_intervals_alone_cover_is_trained_where_intervals_prove(name: str) -> None:
+    change = {"objective.name": name, "attack": {"name": "fgsm"}, "epochs": 1}
+    with pytest.raises(InputError, match=r"evaluate\.certify: layer '2': linear bounds have no relaxation.*elu"):
+        hf.train(BASE, model=interval_net(), data=small_data(), progress=False, **change)
+    change |= {"evaluate.certify": "ibp"}
+    history = hf.train(BASE, model=interval_net(), data=small_data(), progress=False, **change).history
+    assert 0 <= history[0]["validation_certified"] <= history[0]["validation_robust"]
+
+
+@pytest.mark.parametrize("name", ["at", "standard", "ibp"])
+def test_the_certificate_of_the_validation_is_checked_before_the_first_epoch(name: str) -> None:
+    change = {"objective.name": name, "evaluate.certify": "crown", "budget": {"name": "constant"}}
+    with pytest.raises(InputError, match=r"evaluate\.certify: layer '2': linear bounds have no relaxation"):
+        hf.train(BASE, model=interval_net(), data=small_data(), progress=False, **change)
 
 
 def test_fresh_weights_are_not_drawn_over_a_model_that_was_given() -> None:
@@ -406,12 +428,39 @@ def test_regularizers_of_bounds_also_serve_adversarial_training(name: str) -> No
     assert math.isfinite(result.history[0][f"train_{name}_{figure}"])
 
 
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize(
+    "term",
+    [
+        partial(gradient_alignment, weight=0.7),
+        partial(trh, weight=0.3, network="full"),
+        partial(trh, weight=0.3, network="full", estimator="hutchinson"),
+        partial(l1_weights, weight=0.1),
+    ],
+    ids=["grad-align", "trh", "trh by hutchinson", "l1-weights"],
+)
+def test_terms_at_the_inputs_are_the_same_on_every_certified_objective(name: str, term) -> None:
+    model, (x, y) = net(), batch()
+
+    def step(objective, terms) -> tuple[torch.Tensor, torch.Tensor]:
+        context = make_context(5, hf.Linf(0.05), Parts(regularizers=terms))
+        loss, _ = objective(model, x, y, context)
+        return loss, torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    objective = get("train", name).function
+    added = [a - b for a, b in zip(step(objective, {"term": term}), step(objective, {}), strict=True)]
+    alone = [a - b for a, b in zip(step(standard, {"term": term}), step(standard, {}), strict=True)]
+    assert alone[0].item() > 1e-4
+    assert torch.allclose(added[0], alone[0], rtol=1e-9)
+    assert torch.allclose(added[1], alone[1], rtol=1e-9, atol=1e-12)
+
+
 def test_the_warm_up_regularizer_prefers_narrow_and_balanced_bounds() -> None:
     def value(scale: float) -> float:
         model, (x, y) = net(), batch()
         with torch.no_grad():
             model[0].weight.mul_(scale)
-        context = make_context(hf.Linf(0.05), ramp=0.5)
+        context = make_context(5, hf.Linf(0.05), ramp=0.5)
         relaxed = certified_loss(model, x, y, hf.Linf(0.05))[3]
         taken = Taken(model, None, x, x, None, None, None, context, relaxed)  # type: ignore[arg-type]
         penalty, figures = ibp_warmup(taken, weight=2.0)

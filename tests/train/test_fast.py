@@ -7,32 +7,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from contexts import make_context
 from holdfast import L1, L2, Linf
-from holdfast.random import Noise
 from holdfast.train import load_recipe, loop, train
-from holdfast.train.augment import Transform
 from holdfast.train.collapse import CollapseWarning, collapsed, warn_of_collapse
-from holdfast.train.context import Context
 from holdfast.train.objectives import free, standard, yopo
 
 THREATS = {"linf": Linf(0.1), "l2": L2(0.2), "l1": L1(0.3)}
-
-
-def make_context(x, threat, **fields):
-    index = torch.arange(len(x))
-    usual = {
-        "epoch": 0,
-        "step": 0,
-        "progress": 0.5,
-        "index": index,
-        "noise": Noise(0, index),
-        "count": len(x),
-        "transform": Transform(),
-        "state": {},
-        "adversary": threat,
-        "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-    }
-    return Context(**{**usual, **fields})
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """GloRo and Lipschitz-margin training: the losses against plain formulas, gradients, state, recipes, a short run."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,17 +8,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds.graph import trace
 from holdfast.bounds.lipschitz import lipschitz_bound
 from holdfast.certify import lipschitz as _lipschitz  # noqa: F401  (registers the certificates)
 from holdfast.data import Dataset, load_data
 from holdfast.models import liresnet as _liresnet  # noqa: F401  (registers the architectures)
 from holdfast.models.layers import MinMax
-from holdfast.random import Noise
 from holdfast.threats import L2
 from holdfast.train import objectives
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context
 from holdfast.train.objectives.gloro import (
     RIVAL,
     VECTORS,
@@ -44,23 +41,6 @@ RECIPES = (
 def _registered(monkeypatch):
     monkeypatch.setitem(objectives.CERTIFIES, "gloro", "gloro")
     monkeypatch.setitem(objectives.CERTIFIES, "lmt", "lipschitz")
-
-
-def make_context(count, eps=0.3, **changes):
-    index = torch.arange(count)
-    context = Context(
-        epoch=0,
-        step=0,
-        progress=0.0,
-        index=index,
-        noise=Noise(0, index),
-        transform=Transform(),
-        state={},
-        count=count,
-        optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-        adversary=L2(eps),
-    )
-    return replace(context, **changes)
 
 
 def network(dtype=torch.float64):
@@ -165,17 +145,17 @@ def test_gradients_are_those_of_finite_differences(loss):
     x, y = torch.rand(6, 1, 6, 6, dtype=torch.float64), torch.arange(6) % 4
     frozen = {}
     if loss == "emma":  # its budgets are constants: hold them where they are
-        bound, logits = estimated(model, x, make_context(6), 600)
+        bound, logits = estimated(model, x, make_context(6, L2(0.3)), 600)
         k = bound.pairs[y].detach()
         frozen = torch.where(k > 0, (logits.gather(1, y[:, None]) - logits).detach() / k, 0.0).clamp(0, 0.3)
 
     def value():
         if loss != "emma":
-            return gloro(model, x, y, make_context(6), loss=loss, steps=600)[0]
-        bound, logits = estimated(model, x, make_context(6), 600)
+            return gloro(model, x, y, make_context(6, L2(0.3)), loss=loss, steps=600)[0]
+        bound, logits = estimated(model, x, make_context(6, L2(0.3)), 600)
         return cross_entropy(logits + frozen * bound.pairs[y], y)
 
-    gloro(model, x, y, make_context(6), loss=loss, steps=600)[0].backward()
+    gloro(model, x, y, make_context(6, L2(0.3)), loss=loss, steps=600)[0].backward()
     for weight in (model[0].weight, model[3].weight, model[5].weight):
         place = weight.grad.abs().flatten().argmax()
         slopes = []
@@ -191,9 +171,9 @@ def test_gradients_are_those_of_finite_differences(loss):
 def test_margins_of_lmt_are_never_smaller_than_those_of_pairs():
     model = network()
     x, y = torch.rand(6, 1, 6, 6, dtype=torch.float64), torch.arange(6) % 4
-    context = make_context(6)
+    context = make_context(6, L2(0.3))
     loss, metrics = lmt(model, x, y, context, steps=200)
-    other, finer = gloro(model, x, y, make_context(6), loss="margin", steps=200)
+    other, finer = gloro(model, x, y, make_context(6, L2(0.3)), loss="margin", steps=200)
     assert float(loss.detach()) > float(other.detach())
     assert float(metrics["lipschitz"]) > float(finer["lipschitz"])
     k = float(metrics["lipschitz"]) / math.sqrt(2)
@@ -208,7 +188,7 @@ def test_the_vectors_go_on_from_step_to_step():
     model = network()
     x, y = torch.rand(6, 1, 6, 6, dtype=torch.float64), torch.arange(6) % 4
     exact = float(lipschitz_bound(trace(model.eval(), x)).pairs.max())
-    context = make_context(6)
+    context = make_context(6, L2(0.3))
     figures = [float(gloro(model, x, y, context, steps=1)[1]["lipschitz"]) for _ in range(30)]
     assert figures == sorted(figures)
     assert figures[-1] == pytest.approx(exact, rel=1e-2)
@@ -221,7 +201,7 @@ def test_the_vectors_go_on_from_step_to_step():
 def test_metrics_tell_accuracy_verified_and_churn():
     model = network()
     x, y = torch.rand(8, 1, 6, 6, dtype=torch.float64), torch.arange(8) % 4
-    context = make_context(8, eps=0.05)
+    context = make_context(8, L2(0.05))
     metrics = gloro(model, x, y, context)[1]
     logits = model(x)
     assert float(metrics["accuracy"]) == float((logits.argmax(1) == y).double().mean())
@@ -241,7 +221,7 @@ def test_metrics_tell_accuracy_verified_and_churn():
 def test_any_batch_size_and_float32(loss, count):
     model = network(torch.float32)
     value, _ = gloro(
-        model, torch.rand(count, 1, 6, 6), torch.zeros(count, dtype=torch.long), make_context(count), loss=loss
+        model, torch.rand(count, 1, 6, 6), torch.zeros(count, dtype=torch.long), make_context(count, L2(0.3)), loss=loss
     )
     value.backward()
     assert value.shape == ()
@@ -261,12 +241,11 @@ def test_recipes_load(name):
 def test_the_shipped_recipe_trains_and_certifies():
     full = load_data("mnist-mini")
     data = Dataset("mnist-mini", full.train[:800], full.test[:100], full.classes)
-    result = hf.train(
-        "mnist-mini-gloro", data=data, progress=False, epochs=3, **{"threat": "l2:0.2", "evaluate.count": 40}
-    )
+    changes = {"threat": "l2:0.2", "evaluate.count": 40, "evaluate.attack_steps": 0}
+    result = hf.train("mnist-mini-gloro", data=data, progress=False, epochs=3, **changes)
     model = result.model.eval()
     certified = hf.certify(model, data.test.x, data.test.y, hf.L2(0.2), "gloro").certified
     assert float(certified.float().mean()) > 0.3
-    broken = hf.attack(model, data.test.x, data.test.y, hf.L2(0.2), "pgd").success
+    broken = hf.attack(model, data.test.x, data.test.y, hf.L2(0.2), "pgd", steps=10).success
     assert not bool((certified & broken).any())
     assert "train_churn" in result.history[-1]

@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds.graph import trace
 from holdfast.data import Dataset
 from holdfast.models.unet import UNet
@@ -12,7 +13,7 @@ from holdfast.random import Noise
 from holdfast.train import files, train
 from holdfast.train.objectives.guided import draw_places, guided, squared_error
 from holdfast.train.objectives.patch import patch, place_margins
-from patch_tasks import convnet, make_context, task
+from patch_tasks import convnet, task
 
 module = importlib.import_module("holdfast.train.objectives.guided")  # the package shows the function under this name
 SHAPE, THREAT = (2, 9, 7), hf.Patch(2, 2)

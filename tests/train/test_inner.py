@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import pad
 
+from contexts import make_context
 from holdfast import L1, L2, Box, Linf
 from holdfast.random import Noise
 from holdfast.registry import get
 from holdfast.train import inner
-from holdfast.train.augment import Transform, draw_transform
-from holdfast.train.context import Context
+from holdfast.train.augment import draw_transform
 from holdfast.train.inner import atas, atta, fgsm, fgsm_rs, instance_adaptive, n_fgsm, pgd
 from holdfast.train.step import fit
 
@@ -23,23 +23,6 @@ EPS = 0.1
 NORMS = {"linf": Linf(EPS), "l2": L2(EPS), "l1": L1(EPS), "box": Box(torch.tensor([0.1, 0.05, 0.2]))}
 ATTACKS = ["pgd", "fgsm", "fgsm-rs", "n-fgsm", "iat", "atta", "atas"]
 CLAIMS = [(name, norm) for name in ATTACKS for norm in get("train", name).threats]
-
-
-def make_context(x, threat, **fields):
-    index = torch.arange(len(x))
-    usual = {
-        "epoch": 0,
-        "step": 0,
-        "progress": 0.5,
-        "index": index,
-        "noise": Noise(0, index),
-        "count": len(x),
-        "transform": Transform(),
-        "state": {},
-        "adversary": threat,
-        "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-    }
-    return Context(**{**usual, **fields})
 
 
 def linear():

@@ -1,7 +1,6 @@
 """The maximum margin regulariser, held against gradients by autograd, closed forms and finite differences."""
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,35 +9,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds.graph import trace_batch
 from holdfast.data import Dataset, load_data
 from holdfast.errors import UnsupportedError
-from holdfast.random import Noise
 from holdfast.threats import L1, L2, Linf
 from holdfast.train import objectives
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
+from holdfast.train.context import Parts
 from holdfast.train.objectives.mmr import boundary_distances, local_map, mmr, mmr_at, region_distances
 
 ORDER = {"linf": 1, "l2": 2, "l1": torch.inf}
 BALL = {"linf": Linf, "l2": L2, "l1": L1}
-
-
-def make_context(count, threat, **changes):
-    index = torch.arange(count)
-    context = Context(
-        epoch=0,
-        step=0,
-        progress=0.0,
-        index=index,
-        noise=Noise(0, index),
-        transform=Transform(),
-        state={},
-        count=count,
-        optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-        adversary=threat,
-    )
-    return replace(context, **changes)
 
 
 def number(value):

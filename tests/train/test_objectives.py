@@ -4,30 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from contexts import make_context
 from holdfast import InputError, Linf, methods
-from holdfast.random import Noise
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts, in_mode
+from holdfast.train.context import Parts, in_mode
 from holdfast.train.inner import pgd
 from holdfast.train.objectives import adversarial, standard
 
 
-def make_context(count, threat=None, **attack):
-    index = torch.arange(count)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    return Context(
-        epoch=0,
-        step=0,
-        progress=0.0,
-        index=index,
-        noise=Noise(0, index),
-        transform=Transform(),
-        state={},
-        count=count,
-        optimizer=optimizer,
-        adversary=threat,
-        parts=Parts(attack=partial(pgd, **attack)),
-    )
+def pgd_context(count, threat, **options):
+    return make_context(count, threat, Parts(attack=partial(pgd, **options)))
 
 
 @pytest.fixture
@@ -57,7 +42,7 @@ def test_standard_is_the_cross_entropy(linear):
 @pytest.mark.parametrize("random_start", [True, False])
 def test_at_reaches_the_exact_worst_case_of_a_linear_model(linear, random_start):
     x, y = 0.3 + 0.4 * torch.rand(6, 3), torch.tensor([0, 1, 1, 0, 1, 0])
-    loss, _ = adversarial(linear, x, y, make_context(6, Linf(0.1), steps=5, random_start=random_start))
+    loss, _ = adversarial(linear, x, y, pgd_context(6, Linf(0.1), steps=5, random_start=random_start))
     # Every value moves by 0.1 against the margin: it falls by 0.1 * |w|_1.
     margin = (x @ torch.tensor([2.0, -1.0, 0.5])) * (2 * y - 1) - 0.1 * 3.5
     assert loss.item() == pytest.approx(torch.log1p(torch.exp(-margin)).mean().item(), rel=1e-5)
@@ -69,7 +54,7 @@ def test_at_reaches_the_exact_worst_case_of_a_linear_model(linear, random_start)
 def test_at_step_size_limits_the_reach(linear):
     x, y = torch.full((2, 3), 0.5), torch.tensor([0, 1])
     losses = [
-        adversarial(linear, x, y, make_context(2, Linf(0.1), steps=2, step_size=size, random_start=False))[0].item()
+        adversarial(linear, x, y, pgd_context(2, Linf(0.1), steps=2, step_size=size, random_start=False))[0].item()
         for size in (0.01, 0.05)
     ]
     assert losses[0] < losses[1]
@@ -81,7 +66,7 @@ def test_at_mode_of_the_attack():
     updates = {}
     for mode in ("eval", "train"):
         before = int(model[1].num_batches_tracked)
-        adversarial(model, x, y, make_context(8, Linf(0.1), steps=3, mode=mode))
+        adversarial(model, x, y, pgd_context(8, Linf(0.1), steps=3, mode=mode))
         updates[mode] = int(model[1].num_batches_tracked) - before
         assert model.training
         assert model[1].training

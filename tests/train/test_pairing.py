@@ -9,35 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from contexts import make_context
 from holdfast import L2, Linf
-from holdfast.random import Noise
 from holdfast.train import train
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
+from holdfast.train.context import Parts
 from holdfast.train.inner import pgd
 from holdfast.train.objectives import adversarial, alp, mart, standard, trades
 from holdfast.train.objectives.pairing import margin_loss
 from holdfast.train.regularizers import trh
 from holdfast.train.step import divergence, inner_loss
 from holdfast.train.targets import adaptive
-
-
-def make_context(x, threat, parts=None, **fields):
-    index = torch.arange(len(x))
-    usual = {
-        "epoch": 0,
-        "step": 0,
-        "progress": 0.5,
-        "index": index,
-        "noise": Noise(0, index),
-        "count": len(x),
-        "transform": Transform(),
-        "state": {},
-        "adversary": threat,
-        "parts": parts or Parts(),
-        "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-    }
-    return Context(**{**usual, **fields})
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds import interval, local
 from holdfast.bounds.graph import trace, trace_batch
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.train import load_recipe, train
 from holdfast.train.objectives.patch import groups, patch, place_margins, worst_margins
-from patch_tasks import convnet, dense_margins, make_context, task
+from patch_tasks import convnet, dense_margins, task
 
 module = importlib.import_module("holdfast.train.objectives.patch")  # the package shows the function under this name
 
@@ -25,7 +26,7 @@ module = importlib.import_module("holdfast.train.objectives.patch")  # the packa
 def test_all_places_equal_a_loop_over_them(batch, size):
     model, threat = convnet().eval(), hf.Patch(*size)
     x, y = task(batch)
-    loss, metrics = patch(model, x, y, make_context(batch, threat, 0.4), places=0)
+    loss, metrics = patch(model, x, y, make_context(batch, threat, ramp=0.4), places=0)
     graph = trace(model, x)
     margins = dense_margins(graph, x, y, threat, threat.locations((2, 9, 7)), 0.4).amin(1)
     assert loss.item() == pytest.approx(cross_entropy(-margins, y).item(), rel=1e-5)
@@ -40,9 +41,9 @@ def test_no_budget_is_the_cross_entropy():
     model, threat = convnet().eval(), hf.Patch(2, 2)
     x, y = task()
     for options in ({"places": 3}, {"places": 0}, {"places": 0, "pool": 2}):
-        loss, _ = patch(model, x, y, make_context(5, threat, 0.0), **options)
+        loss, _ = patch(model, x, y, make_context(5, threat, ramp=0.0), **options)
         assert loss.item() == pytest.approx(cross_entropy(model(x), y).item(), rel=1e-5)
-        near, _ = patch(model, x, y, make_context(5, threat, 1e-6), **options)
+        near, _ = patch(model, x, y, make_context(5, threat, ramp=1e-6), **options)
         assert near.item() == pytest.approx(loss.item(), rel=1e-4)
 
 
@@ -154,7 +155,7 @@ def test_batch_norm_in_training_takes_the_statistics_of_the_clean_batch_once():
     model, threat = convnet().train(), hf.Patch(2, 2)
     x, y = task()
     before = int(model[3].num_batches_tracked)
-    loss, _ = patch(model, x, y, make_context(5, threat, 1e-6), places=0)
+    loss, _ = patch(model, x, y, make_context(5, threat, ramp=1e-6), places=0)
     assert int(model[3].num_batches_tracked) == before + 1
     assert loss.item() == pytest.approx(cross_entropy(model(x), y).item(), rel=1e-4)
 

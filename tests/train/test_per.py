@@ -15,14 +15,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds.graph import trace_batch
 from holdfast.certify.distance import distance, half_spaces
 from holdfast.data import Dataset, load_data
 from holdfast.random import Noise
 from holdfast.threats import L1, L2, Linf
 from holdfast.train import objectives
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
+from holdfast.train.context import Parts
 from holdfast.train.inner import pgd
 from holdfast.train.objectives.per import envelope, hinge, others, per, per_at, sample, signed_distances
 from holdfast.train.recipe import load_recipe
@@ -32,23 +32,6 @@ NORMS = ("linf", "l2", "l1")
 ORDER = {"linf": 1, "l2": 2, "l1": torch.inf}
 BALL = {"linf": Linf, "l2": L2, "l1": L1}
 UNIT = (0.0, 1.0)
-
-
-def make_context(count, threat, *, seed=0, **changes):
-    index = torch.arange(count)
-    context = Context(
-        epoch=0,
-        step=0,
-        progress=0.0,
-        index=index,
-        noise=Noise(seed, index),
-        transform=Transform(),
-        state={},
-        count=count,
-        optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-        adversary=threat,
-    )
-    return replace(context, **changes)
 
 
 def number(value):
@@ -311,12 +294,16 @@ def test_no_penalty_before_its_start(objective):
         objective(model, x, y, context, start_epoch=1),
         objective(model, x, y, replace(context, adversary=Linf(0.0), ramp=0.0)),
     ]
+    late, figures = objective(model, x, y, replace(context, epoch=1), start_epoch=1)
+    assert number(late) > number(early[0][0])
     for loss, metrics in early:
         assert number(loss) == pytest.approx(number(cross_entropy(model(x), y)))
-        assert "per" not in metrics
-    late, metrics = objective(model, x, y, replace(context, epoch=1), start_epoch=1)
-    assert number(late) > number(early[0][0])
-    assert "per" in metrics
+        assert metrics.keys() == figures.keys()
+        assert number(metrics["per"]) == 0 < number(figures["per"])
+    right = number(figures["accuracy"])
+    assert right > 0
+    # Without a budget nothing is left to prove; before the start there is, and nothing has been proved.
+    assert [number(metrics["verified"]) for _, metrics in early] == [0, pytest.approx(right)]
 
 
 def test_per_at_without_a_move_is_per():

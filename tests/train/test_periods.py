@@ -263,18 +263,17 @@ STATEFUL = {
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-@pytest.mark.parametrize("fraction", [0.1, 0.55])
-def test_an_interrupted_run_ends_as_the_whole_one(
-    toy_recipe, make_toy_model, toy_data, tmp_path, extra, steps, name, fraction
-):
-    """In the first epoch, where the state is young, and in the middle of a later one."""
+def test_an_interrupted_run_ends_as_the_whole_one(toy_recipe, make_toy_model, toy_data, tmp_path, extra, steps, name):
+    """Twice: in the first epoch, where the state is young, and in the middle of a later one."""
     recipe = {**toy_recipe, **STATEFUL[name]}
     if "extra" in recipe:
         recipe["extra"] = {**recipe["extra"], "data": extra()}
     whole = train(recipe, make_toy_model(), toy_data)
-    steps.kill = len(steps) + int(fraction * len(steps))
-    with pytest.raises(Interrupted):
-        train(recipe, make_toy_model(), toy_data, out=tmp_path / "run")
+    count = len(steps)
+    for fraction in (0.1, 0.55):
+        steps.kill = count + int(fraction * count)
+        with pytest.raises(Interrupted):
+            train(recipe, make_toy_model(), toy_data, out=tmp_path / "run", resume=fraction > 0.1)
     resumed = train(recipe, make_toy_model(), toy_data, out=tmp_path / "run", resume=True)
     assert_same_run(whole, resumed)
 

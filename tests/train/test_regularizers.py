@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from contexts import make_context
 from holdfast import L2, InputError, Linf
-from holdfast.random import Noise
 from holdfast.train import train
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
+from holdfast.train.context import Parts
 from holdfast.train.curvature import trace_ce
 from holdfast.train.objectives import adversarial, alp, mart, standard, trades
 from holdfast.train.outputs import forward, top_layer
@@ -23,24 +22,6 @@ from holdfast.train.regularizers.s2o import correlation_targets
 from holdfast.train.regularizers.trh import ramp
 
 OBJECTIVES = {"standard": standard, "at": adversarial, "trades": trades, "alp": alp, "mart": mart}
-
-
-def make_context(x, parts=None, **fields):
-    index = torch.arange(len(x))
-    usual = {
-        "epoch": 0,
-        "step": 0,
-        "progress": 0.5,
-        "index": index,
-        "noise": Noise(0, index),
-        "count": len(x),
-        "transform": Transform(),
-        "state": {},
-        "adversary": Linf(0.1),
-        "parts": parts or Parts(),
-        "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-    }
-    return Context(**{**usual, **fields})
 
 
 def make_model(bias=True, activation=nn.Tanh):
@@ -76,13 +57,13 @@ def test_loss_is_the_base_plus_the_trace_over_the_top_layer(batch, name, bias):
     def loss_at(*weights):
         moved = {**dict(model.named_parameters()), **dict(zip(top, weights, strict=True))}
         parts = Parts(**attack, perturb_weights=lambda *_: moved)
-        return objective(model, x, y, make_context(x, parts), **options)[0]
+        return objective(model, x, y, make_context(x, Linf(0.1), parts), **options)[0]
 
     blocks = torch.autograd.functional.hessian(loss_at, tuple(model.get_parameter(name) for name in top))
     trace = sum(blocks[i][i].reshape(p.numel(), p.numel()).trace() for i, p in enumerate(model[2].parameters()))
     parts = Parts(**attack, regularizers={"trh": partial(trh, weight=0.3)}, top="2")
-    loss, metrics = objective(model, x, y, make_context(x, parts))
-    base, _ = objective(model, x, y, make_context(x, Parts(**attack)))
+    loss, metrics = objective(model, x, y, make_context(x, Linf(0.1), parts))
+    base, _ = objective(model, x, y, make_context(x, Linf(0.1), Parts(**attack)))
     assert loss.item() == pytest.approx((base + 0.3 * trace).item(), rel=1e-9)
     assert metrics["trh_trace"].item() == pytest.approx(trace.item(), rel=1e-9)
 
@@ -91,7 +72,7 @@ def test_energy_and_impurity_are_reported_apart(batch):
     x, _, y = batch
     model = make_model()
     parts = Parts(regularizers={"trh": trh}, top="2")
-    _, metrics = standard(model, x[:1], y[:1], make_context(x[:1], parts))
+    _, metrics = standard(model, x[:1], y[:1], make_context(x[:1], Linf(0.1), parts))
     energy, impurity = metrics["trh_features"].item(), metrics["trh_impurity"].item()
     features = model[1](model[0](x[:1]))
     assert energy == pytest.approx(features.square().sum().item())
@@ -105,7 +86,9 @@ def test_gradient_reaches_the_first_layer(batch):
     model = make_model()
 
     def loss(weight):
-        return standard(model, x, y, make_context(x, Parts(regularizers={"trh": partial(trh, weight=weight)}, top="2")))
+        return standard(
+            model, x, y, make_context(x, Linf(0.1), Parts(regularizers={"trh": partial(trh, weight=weight)}, top="2"))
+        )
 
     with_trh, base = loss(1.0)[0], loss(0.0)[0]
     (gradient,) = torch.autograd.grad(with_trh - base, model[0].weight)
@@ -127,8 +110,8 @@ def test_schedules_of_the_weight(batch):
     model = make_model()
     for schedule, factor in (("constant", 1.0), ("linear", 0.25), ("multistep", 0.1)):
         parts = Parts(regularizers={"trh": partial(trh, weight=2.0, schedule=schedule)}, top="2")
-        loss, metrics = standard(model, x, y, make_context(x, parts, progress=0.25))
-        base, _ = standard(model, x, y, make_context(x))
+        loss, metrics = standard(model, x, y, make_context(x, Linf(0.1), parts, progress=0.25))
+        base, _ = standard(model, x, y, make_context(x, Linf(0.1)))
         assert (loss - base).item() == pytest.approx(2 * factor * metrics["trh_trace"].item())
 
 
@@ -151,7 +134,7 @@ def test_full_network_of_a_single_layer_is_its_top(batch):
     found = []
     for options in ({"network": "top"}, {"network": "full"}):
         parts = Parts(regularizers={"trh": partial(trh, weight=0.5, **options)}, top="1")
-        loss, metrics = standard(model, x, y, make_context(x, parts))
+        loss, metrics = standard(model, x, y, make_context(x, Linf(0.1), parts))
         found.append((loss.item(), metrics["trh_trace"].item()))
     assert found[0] == pytest.approx(found[1])
     assert found[0][1] == pytest.approx(trace_ce(x, model(x), bias=True).mean().item())
@@ -163,7 +146,7 @@ def test_hutchinson_estimates_the_exact_trace_at_the_attacked_inputs(batch):
     traces = []
     for options in ({"estimator": "exact"}, {"estimator": "hutchinson", "samples": 300}):
         parts = Parts(attack=lambda *_: x_adv, regularizers={"trh": partial(trh, network="full", **options)})
-        traces.append(adversarial(model, x, y, make_context(x, parts))[1]["trh_trace"].item())
+        traces.append(adversarial(model, x, y, make_context(x, Linf(0.1), parts))[1]["trh_trace"].item())
     at = {key: p.detach() for key, p in model.named_parameters()}
 
     def loss(weights):
@@ -180,7 +163,7 @@ def test_hutchinson_leaves_batch_norm_alone_and_trains(toy_recipe, make_toy_mode
     model = make_toy_model().train()
     x, y = toy_data.train.x[:16], toy_data.train.y[:16]
     regularizer = partial(trh, weight=0.1, network="full", estimator="hutchinson", samples=2)
-    loss, metrics = standard(model, x, y, make_context(x, Parts(regularizers={"trh": regularizer})))
+    loss, metrics = standard(model, x, y, make_context(x, Linf(0.1), Parts(regularizers={"trh": regularizer})))
     assert model[2].num_batches_tracked == 1
     assert model.training
     loss.backward()
@@ -299,7 +282,7 @@ def test_s2o_replaces_a_share_of_the_fit_and_leaves_the_rest(batch, name):
     x, x_adv, y = batch
     model = make_model()
     parts = Parts(attack=lambda *_: x_adv, regularizers={"s2o": partial(s2o, weight=0.3)})
-    loss, metrics = OBJECTIVES[name](model, x, y, make_context(x, parts))
+    loss, metrics = OBJECTIVES[name](model, x, y, make_context(x, Linf(0.1), parts))
     z, z_adv = model(x), model(x if name == "standard" else x_adv)
     rest = 0.0
     if name == "trades":
@@ -317,7 +300,7 @@ def test_frobenius_form_of_s2o(batch):
     x, x_adv, y = batch
     model = make_model()
     parts = Parts(attack=lambda *_: x_adv, regularizers={"s2o": partial(s2o, weight=0.3, form="frobenius")})
-    loss, _ = adversarial(model, x, y, make_context(x, parts))
+    loss, _ = adversarial(model, x, y, make_context(x, Linf(0.1), parts))
     norms = []
     for point in (x, x_adv):
         z = model(point) - model(point).mean(0)
@@ -334,7 +317,7 @@ def test_gradients_of_a_linear_model_of_two_classes_are_aligned(threat):
     model = nn.Linear(4, 2).double()
     x, y = torch.rand(6, 4, dtype=torch.float64), torch.arange(6) % 2
     parts = Parts(regularizers={"grad-align": gradient_alignment})
-    loss, metrics = standard(model, x, y, make_context(x, parts, adversary=threat))
+    loss, metrics = standard(model, x, y, make_context(x, threat, parts))
     assert metrics["grad-align_misaligned"].item() == pytest.approx(0, abs=1e-12)
     assert loss.item() == pytest.approx(cross_entropy(model(x), y).item())
 
@@ -354,10 +337,10 @@ def test_alignment_by_hand_and_its_gradient_by_finite_differences(batch):
 
     def penalty():
         parts = Parts(regularizers={"grad-align": partial(gradient_alignment, weight=0.7)})
-        context = make_context(x, parts, adversary=Linf(0.4))
-        return standard(model, x, y, context)[0] - standard(model, x, y, make_context(x))[0]
+        context = make_context(x, Linf(0.4), parts)
+        return standard(model, x, y, context)[0] - standard(model, x, y, make_context(x, Linf(0.1)))[0]
 
-    moved = Linf(0.4).random_start(x, make_context(x).noise.fork(1))
+    moved = Linf(0.4).random_start(x, make_context(x, Linf(0.1)).noise.fork(1))
     expected = 0.7 * misaligned(model, x, y, moved)
     assert expected > 1e-4
     assert penalty().item() == pytest.approx(expected.item(), rel=1e-6)
@@ -390,7 +373,7 @@ def test_several_terms_add_up(batch):
     def loss(names):
         regularizers = {name: terms[name] for name in names}
         parts = Parts(attack=lambda *_: x_adv, regularizers=regularizers, top="2")
-        return adversarial(model, x, y, make_context(x, parts))[0].item()
+        return adversarial(model, x, y, make_context(x, Linf(0.1), parts))[0].item()
 
     base = loss([])
     assert loss(terms) == pytest.approx(base + sum(loss([name]) - base for name in terms))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from contexts import make_context
 from holdfast.bounds import interval, linear
 from holdfast.bounds.graph import trace
 from holdfast.bounds.region import Region
@@ -19,7 +20,7 @@ from holdfast.models.layers import Normalize
 from holdfast.random import Noise
 from holdfast.train import load_recipe, train
 from holdfast.train.objectives.sparse import dense_bounds, sparse, sparse_margins
-from patch_tasks import convnet, make_context, task
+from patch_tasks import convnet, task
 
 module = importlib.import_module("holdfast.train.objectives.sparse")  # the package shows the function under this name
 
@@ -31,7 +32,7 @@ def mlp(features=8, classes=3, seed=0, normalize=False):
 
 
 def loss_of(model, x, y, threat, ramp=1.0):
-    return sparse(model, x, y, make_context(len(x), threat, ramp))[0]
+    return sparse(model, x, y, make_context(len(x), threat, ramp=ramp))[0]
 
 
 @settings(max_examples=10, deadline=None)
@@ -120,7 +121,7 @@ def test_the_loss_bounds_that_of_every_change(make):
 
 def test_metrics_and_refusals():
     model, (x, y) = mlp(), task(4, (2, 2, 2), 3)
-    _, metrics = sparse(model, x, y, make_context(4, hf.Sparse(1), 1e-4))
+    _, metrics = sparse(model, x, y, make_context(4, hf.Sparse(1), ramp=1e-4))
     assert float(metrics["accuracy"]) == float(metrics["verified"]) == (model(x).argmax(1) == y).float().mean().item()
     with pytest.raises(InputError, match="sparse:4"):
         sparse(model, x, y, make_context(4, hf.Patch(1, 1)))

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from contexts import make_context
 from holdfast import Linf
-from holdfast.random import Noise
 from holdfast.train import train
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
+from holdfast.train.context import Parts
 from holdfast.train.inner import pgd
 from holdfast.train.objectives import adversarial, standard, trades
 from holdfast.train.outputs import Output
@@ -21,24 +20,6 @@ from holdfast.train.targets import adaptive, geometry, self_adaptive, smooth
 
 Y = torch.tensor([0, 2, 1, 1])
 LABELS = one_hot(Y, 3).double()
-
-
-def make_context(count, threat=None, parts=None, **fields):
-    index = torch.arange(count)
-    usual = {
-        "epoch": 0,
-        "step": 0,
-        "progress": 0.5,
-        "index": index,
-        "noise": Noise(0, index),
-        "count": count,
-        "transform": Transform(),
-        "state": {},
-        "adversary": threat,
-        "parts": parts or Parts(),
-        "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-    }
-    return Context(**{**usual, **fields})
 
 
 def outputs(seed, count=4):

@@ -8,34 +8,15 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from contexts import make_context
 from holdfast import InputError, Linf
-from holdfast.random import Noise
 from holdfast.train import train
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
+from holdfast.train.context import Parts
 from holdfast.train.objectives import adversarial, alp, mart, standard, trades
 from holdfast.train.regularizers import gradient_alignment, s2o, trh
 from holdfast.train.weights import awp, awp_top, sam
 
 MOVES = {"awp": awp, "awp-top": awp_top, "sam": sam}
-
-
-def make_context(x, parts=None, **fields):
-    index = torch.arange(len(x))
-    usual = {
-        "epoch": 0,
-        "step": 0,
-        "progress": 0.5,
-        "index": index,
-        "noise": Noise(0, index),
-        "count": len(x),
-        "transform": Transform(),
-        "state": {},
-        "adversary": Linf(0.1),
-        "parts": parts or Parts(),
-        "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
-    }
-    return Context(**{**usual, **fields})
 
 
 @pytest.fixture
@@ -59,7 +40,7 @@ def loss_of(model, x, y):
 def test_awp_moves_each_matrix_by_its_share_along_the_gradient(problem):
     model, x, y = problem
     theta = values(dict(model.named_parameters()))
-    moved = awp(model, loss_of(model, x, y), make_context(x), delta=0.02)
+    moved = awp(model, loss_of(model, x, y), make_context(x, Linf(0.1)), delta=0.02)
     gradients = dict(zip(theta, torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters())), strict=True))
     for name, weight in theta.items():
         xi = moved[name].detach() - weight
@@ -73,7 +54,7 @@ def test_awp_moves_each_matrix_by_its_share_along_the_gradient(problem):
 def test_awp_top_moves_the_top_layer_alone(problem):
     model, x, y = problem
     theta = values(dict(model.named_parameters()))
-    moved = awp_top(model, loss_of(model, x, y), make_context(x, Parts(top="3")), delta=0.02)
+    moved = awp_top(model, loss_of(model, x, y), make_context(x, Linf(0.1), Parts(top="3")), delta=0.02)
     changed = [name for name, weight in theta.items() if not torch.equal(moved[name], weight)]
     assert changed == ["3.weight"]
     assert ((moved["3.weight"] - theta["3.weight"]).norm() / theta["3.weight"].norm()).item() == pytest.approx(0.02)
@@ -82,7 +63,7 @@ def test_awp_top_moves_the_top_layer_alone(problem):
 def test_awp_top_of_a_model_that_is_its_top_layer():
     model, x, y = nn.Linear(4, 3), torch.rand(6, 4), torch.arange(6) % 3
     theta = model.weight.detach().clone()
-    moved = awp_top(model, loss_of(model, x, y), make_context(x, Parts(top="")), delta=0.1)
+    moved = awp_top(model, loss_of(model, x, y), make_context(x, Linf(0.1), Parts(top="")), delta=0.1)
     assert ((moved["weight"] - theta).norm() / theta.norm()).item() == pytest.approx(0.1, rel=1e-5)
 
 
@@ -109,7 +90,7 @@ def test_small_moves_raise_the_loss_and_leave_the_model_alone(problem, name):
     before = values(model.state_dict())
     at = loss_of(model, x, y)
     size = {"rho": 1e-3} if name == "sam" else {"delta": 1e-3}
-    moved = MOVES[name](model, at, make_context(x, Parts(top="3")), **size)
+    moved = MOVES[name](model, at, make_context(x, Linf(0.1), Parts(top="3")), **size)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert at(moved) > at(dict(model.named_parameters()))
@@ -118,7 +99,7 @@ def test_small_moves_raise_the_loss_and_leave_the_model_alone(problem, name):
 def test_where_the_gradient_vanishes_nothing_moves():
     model, x = nn.Linear(2, 2, bias=False), torch.zeros(3, 2)
     for move in (awp, awp_top, sam):
-        moved = move(model, loss_of(model, x, torch.tensor([0, 1, 1])), make_context(x, Parts(top="")))
+        moved = move(model, loss_of(model, x, torch.tensor([0, 1, 1])), make_context(x, Linf(0.1), Parts(top="")))
         assert torch.equal(moved["weight"], model.weight)
 
 
@@ -128,15 +109,15 @@ def test_nothing_moves_before_the_start_or_without_a_size(problem, name):
     size = "rho" if name == "sam" else "delta"
     at = loss_of(model, x, y)
     for epoch, options in ((0, {size: 0.0}), (2, {"start": 3})):
-        assert MOVES[name](model, at, make_context(x, Parts(top="3"), epoch=epoch), **options) is None
-    assert MOVES[name](model, at, make_context(x, Parts(top="3"), epoch=3), start=3) is not None
+        assert MOVES[name](model, at, make_context(x, Linf(0.1), Parts(top="3"), epoch=epoch), **options) is None
+    assert MOVES[name](model, at, make_context(x, Linf(0.1), Parts(top="3"), epoch=3), start=3) is not None
 
 
 def test_frozen_weights_stay(problem):
     model, x, y = problem
     model[0].requires_grad_(False)
     for move in (awp, sam):
-        moved = move(model, loss_of(model, x, y), make_context(x))
+        moved = move(model, loss_of(model, x, y), make_context(x, Linf(0.1)))
         assert torch.equal(moved["0.weight"], model[0].weight)
         assert not torch.equal(moved["3.weight"], model[3].weight)
 
@@ -153,12 +134,14 @@ def test_the_gradient_of_the_step_is_that_at_the_moved_weights(problem, name, ob
     size = {"rho": 0.1} if name == "sam" else {"delta": 0.05}
     parts = {"attack": lambda *_: x_adv, "top": "3"}
     start = values(model.state_dict())
-    loss, _ = objective(model, x, y, make_context(x, Parts(**parts, perturb_weights=partial(MOVES[name], **size))))
+    loss, _ = objective(
+        model, x, y, make_context(x, Linf(0.1), Parts(**parts, perturb_weights=partial(MOVES[name], **size)))
+    )
     found = torch.autograd.grad(loss, list(model.parameters()))
 
     copy = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).double().train()
     copy.load_state_dict(start)
-    base, _ = objective(copy, x, y, make_context(x, Parts(**parts)))
+    base, _ = objective(copy, x, y, make_context(x, Linf(0.1), Parts(**parts)))
     ascent = torch.autograd.grad(base, list(copy.parameters()))
     whole = torch.cat([g.flatten() for g in ascent]).norm()
     with torch.no_grad():
@@ -167,7 +150,7 @@ def test_the_gradient_of_the_step_is_that_at_the_moved_weights(problem, name, ob
                 p += 0.1 * g / whole
             elif key == "3.weight" or (name == "awp" and key == "0.weight"):
                 p += 0.05 * p.norm() * g / g.norm()
-    there, _ = objective(copy, x, y, make_context(x, Parts(**parts)))
+    there, _ = objective(copy, x, y, make_context(x, Linf(0.1), Parts(**parts)))
     expected = torch.autograd.grad(there, list(copy.parameters()))
     assert loss.item() == pytest.approx(there.item())
     assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(found, expected, strict=True))
@@ -186,12 +169,12 @@ def test_regularisers_are_taken_at_the_moved_weights_too(problem, regularizer):
         seen.append(loss_at(parameters).item())
         return {**parameters, "3.weight": 1.5 * parameters["3.weight"]}
 
-    loss, _ = standard(model, x, y, make_context(x, Parts(**parts, perturb_weights=move)))
-    base, _ = standard(model, x, y, make_context(x, Parts(**parts)))
+    loss, _ = standard(model, x, y, make_context(x, Linf(0.1), Parts(**parts, perturb_weights=move)))
+    base, _ = standard(model, x, y, make_context(x, Linf(0.1), Parts(**parts)))
     assert seen[0] == pytest.approx(base.item())
     with torch.no_grad():
         model[3].weight.mul_(1.5)
-    expected, _ = standard(model, x, y, make_context(x, Parts(**parts)))
+    expected, _ = standard(model, x, y, make_context(x, Linf(0.1), Parts(**parts)))
     assert loss.item() == pytest.approx(expected.item())
     assert loss.item() != pytest.approx(base.item(), rel=1e-3)
 
@@ -201,7 +184,7 @@ def test_batch_norm_sees_each_batch_once(problem, name):
     model, x, y = problem
     before = values(model.state_dict())
     parts = Parts(attack=lambda *_: x, top="3", perturb_weights=MOVES[name])
-    adversarial(model, x, y, make_context(x, parts))
+    adversarial(model, x, y, make_context(x, Linf(0.1), parts))
     assert model[1].num_batches_tracked == before["1.num_batches_tracked"] + 1
     hidden = model[0](x)  # close to what batch norm saw: the first layer has moved by half a per cent
     expected = 0.9 * before["1.running_mean"] + 0.1 * hidden.mean(0)

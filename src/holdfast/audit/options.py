@@ -2,25 +2,33 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from holdfast.errors import InputError, did_you_mean
 
 # The front door sets these itself: `chunk` is its own option there, and `goal` is the threat's budget.
-_NOT_FOR_USERS = {"noise", "chunk", "goal"}
+_NOT_FOR_USERS = frozenset({"noise", "chunk", "goal"})
 
 
-def check_options(method: str, function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(
+    method: str,
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    hidden: Set[str] = _NOT_FOR_USERS,
+) -> dict[str, Any]:
     """The options as a dict, or an error if `function` does not take one of them, or not with such a value.
+
+    `hidden` are the names of those that are not for users.
 
     >>> def blur(x, *, steps: int = 3, size: float | None = None): ...
     >>> check_options("blur", blur, {"steps": 2, "size": 1})
     {'steps': 2, 'size': 1}
     """
     parameters = inspect.signature(function).parameters.values()
-    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - _NOT_FOR_USERS
+    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - hidden
     types = get_type_hints(function)
     for name, value in options.items():
         if name not in known:

@@ -185,6 +185,8 @@ class Audit:
     def table(self) -> Table:
         """The bracket for the terminal."""
         caption = f"{self.name} on {self.data}; 95 % Clopper-Pearson intervals"
+        if self.settings.get("alpha"):
+            caption += f"; each proof is wrong with probability {self.settings['alpha']:g} at most"
         if self.verdict is not None:
             caption += f"\nthe attack is {self.verdict.level}: {self.verdict.reason}"
         table = Table(title=self.headline, caption=caption)

@@ -21,6 +21,7 @@ from holdfast.audit.hashes import hash_model, hash_tensors
 from holdfast.audit.result import Audit
 from holdfast.audit.stages import Job, to_model
 from holdfast.audit.store import Store
+from holdfast.certify import Smoothed
 from holdfast.certify import certify as run_certify
 from holdfast.checks import check_inputs, check_labels, check_task
 from holdfast.data import Dataset, load_data
@@ -63,6 +64,7 @@ def audit(
         budgets: how many budgets, up to the threat's own.
         attack: a name from `hf.methods("attack")`.
         certify: a name from `hf.methods("certify")`; None proves nothing and leaves the lower end of the bracket at 0.
+            "smoothing" goes with a model of `hf.Smoothed`, whose examples count if fresh noise confirms them.
         split: "test" or "train", where `data` is a data set.
         out: folder of the run: results are stored there as they come, and a killed audit resumes from it.
         seed: fixes every random choice.
@@ -83,6 +85,11 @@ def audit(
     for key, value in (("n", n), ("budgets", budgets), ("batch_size", batch_size)):
         if value < 1:
             raise InputError(f"{key} must be at least 1, got {value}")
+    if certify is not None and get("certify", certify).smoothed and not isinstance(model, Smoothed):
+        raise InputError(
+            f"certify='{certify}' proves something about a smoothed classifier, and an attack on the model itself "
+            "does not test it; audit hf.Smoothed(model, sigma), with certify='smoothing'"
+        )
     label, classes, x, y = _inputs(data, split, n)
     logits = check_task(model, *to_model(model, x[:batch_size], y[:batch_size]), threat)
     check_inputs(x, threat.low, threat.high)
@@ -98,6 +105,8 @@ def audit(
         "certify_options": _options("certify", certify, threat, certify_options),
         "seed": seed,
     }
+    if certify is not None and get("certify", certify).guarantee == "probabilistic proof":
+        settings["alpha"] = (certify_options or {}).get("alpha", getattr(model, "alpha", None))
     hashes = {"model": hash_model(model), "data": hash_tensors({"x": x, "y": y})}
     fingerprint = {**hashes, "threat": _exact(threat), **settings, "holdfast": version("holdfast")}
     folder = None if out is None else Path(out)

@@ -23,10 +23,11 @@ from holdfast.attacks.trust import THREATS, Indicator, indicators
 from holdfast.audit.files import save_arrays
 from holdfast.audit.result import Record
 from holdfast.audit.store import Example, Outcome, Stage, Store
+from holdfast.certify import Smoothed
 from holdfast.certify import certify as run_certify
 from holdfast.checks import check_logits
 from holdfast.errors import InputError, SoundnessError, StorageError, UnsupportedError
-from holdfast.registry import Kind
+from holdfast.registry import Kind, get
 from holdfast.threats import Threat
 
 PROBED = 64  # inputs that tell whether the attack can be trusted: a few seconds for a small network
@@ -105,6 +106,8 @@ def certify(job: Job, right: list[int]) -> dict[int, tuple[int, str]]:
     proofs: dict[int, tuple[int, str]] = {}
     if job.settings["certify"] is None:
         return proofs
+    if "radii" in get("certify", job.settings["certify"]).options:
+        return _certify_once(job, right)
     failed = dict.fromkeys(right, len(job.levels) + 1)
     while True:
         groups: dict[int, list[int]] = {}
@@ -121,6 +124,27 @@ def certify(job: Job, right: list[int]) -> dict[int, tuple[int, str]]:
                     proofs[position] = (level, outcomes[position].by)
                 else:
                     failed[position] = level
+
+
+def _certify_once(job: Job, right: list[int]) -> dict[int, tuple[int, str]]:
+    """As `certify`, where one sample of each input, and one alpha, settles all levels.
+
+    The row of the largest level holds the largest one proved, as its `prediction`.
+    """
+    method, options = job.settings["certify"], job.settings["certify_options"]
+    *smaller, largest = job.levels
+    for index in job.batches("certify", len(job.levels), right):
+        start = time.perf_counter()
+        asked = {"radii": [level.budget for level in smaller], "index": index}
+        radius = run_certify(job.model, *job.take(index), largest, method, **options | asked).radius
+        if radius is None:
+            raise UnsupportedError(f"'{method}' takes radii but returned none")
+        proved = torch.stack([radius > level.budget for level in job.levels]).sum(0)
+        rows = zip(index.tolist(), proved.tolist(), strict=True)
+        outcomes = [Outcome(i, level == len(job.levels), level, method if level else "") for i, level in rows]
+        job.store.add("certify", len(job.levels), outcomes, [], seconds=time.perf_counter() - start)
+    stored = job.store.outcomes("certify", len(job.levels))
+    return {i: (outcome.prediction, outcome.by) for i, outcome in stored.items() if outcome.prediction}
 
 
 def _certify_level(job: Job, level: int, group: list[int]) -> dict[int, Outcome]:
@@ -146,6 +170,8 @@ def attack(job: Job, right: list[int], proofs: dict[int, tuple[int, str]]) -> No
             method, options, seed = (job.settings[key] for key in ("attack", "attack_options", "seed"))
             threat = job.levels[level - 1]
             result = run_attack(job.model, x, y, threat, method, seed=seed, index=index, **options)
+            if isinstance(job.model, Smoothed):
+                result = replace(result, success=result.success & job.model.differs(result.x_adv, y))
             after = check_logits(job.model, result.x_adv).argmax(1).tolist()
             outcomes, examples = [], []
             for i, position in enumerate(index.tolist()):
@@ -163,7 +189,8 @@ def attack(job: Job, right: list[int], proofs: dict[int, tuple[int, str]]) -> No
 def trust(job: Job, right: list[int]) -> tuple[Indicator, ...]:
     """Signs that the attack failed for reasons of its own, at the largest budget; none for threats without probes."""
     threat, probed = job.levels[-1], right[:PROBED]
-    if threat.name not in THREATS or not probed:
+    # The probes would count examples of a smoothed model that fresh noise does not confirm.
+    if threat.name not in THREATS or not probed or isinstance(job.model, Smoothed):
         return ()
     stored = job.store.trust()
     if stored is not None:
@@ -196,9 +223,11 @@ def _unsound(job: Job, example: Example, level: int, by: str, proved: int, certi
         kept = f"the evidence is in '{path}'"
     except OSError as error:
         kept = f"the evidence could not be written to '{path}': {error}"
+    alpha = job.settings.get("alpha")
+    excuse = f"the proof is wrong with probability {alpha:g}; if you see it twice, " if alpha else ""
     return SoundnessError(
         f"input {example.position} is certified at {certified} by '{certificate}', but the attack '{by}' broke it at "
-        f"{threat}. One of the two is wrong: this is a bug in Holdfast, please report it; {kept}."
+        f"{threat}. One of the two is wrong: {excuse}this is a bug in Holdfast, please report it; {kept}."
     )
 
 

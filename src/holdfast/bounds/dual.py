@@ -23,14 +23,13 @@ from holdfast.bounds import interval, linear, ops
 from holdfast.bounds.coefficients import Coefficients
 from holdfast.bounds.graph import trace
 from holdfast.bounds.ops import Graph
-from holdfast.bounds.region import Region, minimum, region
+from holdfast.bounds.region import BALLS, Region, minimum, region
 from holdfast.bounds.relax import chord, upper_shift
 from holdfast.errors import UnsupportedError
 from holdfast.registry import register
 from holdfast.results import Bounds
 from holdfast.threats import Threat
 
-BALLS = ("linf", "l2", "l1")
 REFERENCE = (
     "Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial polytope, 2018"
 )

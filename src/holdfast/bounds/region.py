@@ -11,7 +11,9 @@ from holdfast.bounds.inputs import boxes
 from holdfast.bounds.rounding import gamma, underflow, unit
 from holdfast.threats import L1, L2, Linf, Sparse, Threat
 
-REGIONS = ("linf", "l2", "l1", "box", "patch", "sparse")
+BALLS = ("linf", "l2", "l1")
+"""Threats that are a ball of one radius around each input."""
+REGIONS = (*BALLS, "box", "patch", "sparse")
 """Threats that linear bounds can be evaluated over."""
 
 

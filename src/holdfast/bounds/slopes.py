@@ -118,11 +118,16 @@ def _slope_gradients(r: Relaxation, y: Tensor, slopes: LowerSlopes) -> LowerSlop
     return dict(zip(free, gradients, strict=True))
 
 
+def other_classes(y: Tensor, classes: int) -> Tensor:
+    """The classes other than the labels y (B,), in order, (B, classes - 1)."""
+    index = torch.arange(classes - 1, device=y.device).expand(len(y), -1)
+    return index + (index >= y[:, None]).to(index)
+
+
 def sloped_margins(r: Relaxation, y: Tensor, slopes: LowerSlopes | None) -> Tensor:
     """Lower bounds of z_y - z_j with the given lower slopes, (B, K); zero at j = y. None takes the lines' own."""
     classes = r.graph.nodes[-1].shape[0]
-    others = torch.arange(classes - 1, device=y.device).expand(len(y), -1)
-    others = others + (others >= y[:, None]).to(others)  # the classes other than y, in order
+    others = other_classes(y, classes)
     one_hot = torch.eye(classes, dtype=r.region.x.dtype, device=y.device)
     rows = Coefficients(one_hot[y][:, None] - one_hot[others])
     found = linear.concretise(r, linear.backward(r, len(r.graph.nodes) - 1, rows, slopes))

@@ -18,15 +18,20 @@ from holdfast.certify import nonuniform as _nonuniform  # noqa: F401
 from holdfast.certify import one_step as _one_step  # noqa: F401
 from holdfast.certify import patch as _patch  # noqa: F401
 from holdfast.certify import pec as _pec  # noqa: F401
+from holdfast.certify import smoothing as _smoothing  # noqa: F401
+from holdfast.certify import smoothing_l0 as _smoothing_l0  # noqa: F401
+from holdfast.certify import smoothing_l1 as _smoothing_l1  # noqa: F401
+from holdfast.certify import smoothing_patch as _smoothing_patch  # noqa: F401
 from holdfast.certify.gloro import GloRo
 from holdfast.certify.radius import radius
+from holdfast.certify.smoothed import Smoothed, unwrap
 from holdfast.checks import check_task
 from holdfast.errors import InputError
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
-__all__ = ["GloRo", "certify", "radius"]
+__all__ = ["GloRo", "Smoothed", "certify", "prove", "radius"]
 
 
 @torch.no_grad()
@@ -43,7 +48,8 @@ def certify(
     """Tries to prove that no input of the threat set changes the class from `y`.
 
     An input is certified only if its margin stays above zero after the rounding-error term; an input that is wrong to
-    begin with never is.
+    begin with never is. A certificate by smoothing speaks of the smoothed classifier, such as `hf.Smoothed`, and is
+    wrong with probability `alpha` at most where it samples.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
@@ -64,7 +70,27 @@ def certify(
     entry.check(threat if isinstance(threat, Threat) else None, options)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
+    if isinstance(model, Smoothed):
+        model, options = unwrap(model, method, options)
     logits = check_task(model, x, y, threat, chunk=chunk)
+    return prove(model, x, y, threat, method, logits, chunk=chunk, **options)
+
+
+def prove(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    method: str,
+    logits: Tensor,
+    *,
+    chunk: int = 256,
+    **options: Any,
+) -> CertifyResult:
+    """`certify` for a task that was checked, and whose logits (B, K) are known."""
+    entry = get("certify", method)
+    # What samples mixes the copies of all inputs in batches of its own.
+    chunk = len(x) if entry.guarantee == "probabilistic proof" else chunk
     pieces = [slice(i, i + chunk) for i in range(0, len(x), chunk)]
 
     def one(piece: slice) -> CertifyResult:
@@ -82,4 +108,5 @@ def certify(
         max(part.alpha for part in parts),
         tuple(name for part in parts for name in part.by),
     )
-    return replace(result, certified=result.certified & (logits.argmax(1) == y))
+    # The smoothed classifier may be right where the model is wrong, and the other way round.
+    return result if entry.smoothed else replace(result, certified=result.certified & (logits.argmax(1) == y))

@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 
 from holdfast.bounds import dual
-from holdfast.bounds.dual import BALLS, REFERENCE
+from holdfast.bounds.dual import REFERENCE
 from holdfast.bounds.graph import trace
 from holdfast.bounds.ops import Graph
-from holdfast.bounds.region import Region, region
+from holdfast.bounds.region import BALLS, Region, region
 from holdfast.certify.margins import from_margins, linear_margins
 from holdfast.registry import register
 from holdfast.results import CertifyResult

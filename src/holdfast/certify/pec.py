@@ -14,7 +14,7 @@ from holdfast.bounds.coefficients import dense
 from holdfast.bounds.graph import trace
 from holdfast.bounds.linear import concretise, margin_planes, relaxation
 from holdfast.bounds.ops import Graph
-from holdfast.bounds.region import balls
+from holdfast.bounds.region import BALLS, balls
 from holdfast.bounds.relax import Slopes
 from holdfast.bounds.rounding import unit
 from holdfast.certify.distance import Norm, distance, half_spaces, reach
@@ -90,7 +90,7 @@ def _norm(threat: Ball) -> Norm:
     "pec",
     summary="linear bounds of the margins as a polyhedron; a radius even where the whole ball cannot be proved",
     guarantee="proof",
-    threats=("linf", "l2", "l1"),
+    threats=BALLS,
     reference="Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, "
     "2020",
 )
@@ -130,7 +130,7 @@ def pec(
     "kw",
     summary="the convex outer polytope: all of the ball or nothing; same bounds as fastlin",
     guarantee="proof",
-    threats=("linf", "l2", "l1"),
+    threats=BALLS,
     reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
     "polytope, 2018",
 )

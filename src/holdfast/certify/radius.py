@@ -11,7 +11,7 @@ far fewer.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from holdfast.bounds.relax import Slopes
 from holdfast.certify.distance import NORMS, Norm
 from holdfast.certify.margins import from_margins, interval_margins, linear_margins
 from holdfast.certify.pec import Ball, Envelope, envelope
+from holdfast.certify.smoothed import Smoothed, unwrap
 from holdfast.checks import check_task
 from holdfast.errors import InputError, did_you_mean
 from holdfast.registry import get
@@ -32,6 +33,9 @@ Method = Literal["pec", "kw", "fastlin", "crown", "crown-ibp", "ibp", "gloro", "
 METHODS: tuple[Method, ...] = get_args(Method)
 CLOSED = ("gloro", "lipschitz")
 """Methods that give the radius itself, without a search; for l2."""
+Sampled = Literal["smoothing"]
+SAMPLED: tuple[Sampled, ...] = get_args(Sampled)
+"""Methods whose radius is that of a smoothed classifier, from samples; for l2."""
 
 Proof = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """From some inputs, their labels and a radius to try (B,) to the radius proved (B,), at most the one tried, and the
@@ -59,7 +63,7 @@ def radius(
     x: Tensor,
     y: Tensor,
     norm: Norm,
-    method: Method = "pec",
+    method: Method | Sampled = "pec",
     *,
     eps_max: float | None = None,
     tolerance: float = 1e-4,
@@ -68,6 +72,7 @@ def radius(
     high: float = 1.0,
     sound: bool = True,
     chunk: int = 256,
+    **options: Any,
 ) -> Tensor:
     """Largest radius of a ball around each input in which the class is proved not to change, (B,).
 
@@ -79,13 +84,15 @@ def radius(
         x: inputs in [low, high], shape (B, ...).  y: labels, shape (B,), int64.
         norm: "linf", "l2" or "l1".
         method: "pec" is the fastest search; "kw", "fastlin", "crown", "crown-ibp" and "ibp" bisect; "gloro" and
-            "lipschitz" have a closed form at l2, for networks with small Lipschitz constants.
+            "lipschitz" have a closed form at l2, for networks with small Lipschitz constants; "smoothing" samples the
+            smoothed classifier, and each radius is wrong with probability alpha at most.
         eps_max: largest radius to try; if None, the largest distance between two valid inputs.
         tolerance: width of the bracket at which the search stops.
         slopes: of `pec`: "parallel" (Fast-Lin) or "adaptive" (CROWN).
         low, high: the valid range of every input value.
         sound: account for floating-point rounding.
         chunk: inputs worked on at a time; memory grows with it, the answer does not change.
+        **options: of "smoothing": sigma, n, n0, alpha, batch, seed.
 
     Example:
         >>> model = torch.nn.Linear(2, 2).eval()
@@ -107,6 +114,7 @@ def radius(
         high=high,
         sound=sound,
         chunk=chunk,
+        **options,
     )
     return found.radius
 
@@ -117,7 +125,7 @@ def search_radius(
     x: Tensor,
     y: Tensor,
     norm: Norm,
-    method: Method = "pec",
+    method: Method | Sampled = "pec",
     *,
     eps_max: float | None = None,
     tolerance: float = 1e-4,
@@ -126,17 +134,23 @@ def search_radius(
     high: float = 1.0,
     sound: bool = True,
     chunk: int = 256,
+    **options: Any,
 ) -> RadiusSearch:
     """The search behind `radius`, with its cost; same arguments."""
     if norm not in NORMS:
         raise InputError(f"unknown norm '{norm}' for a radius. " + did_you_mean(str(norm), NORMS))
-    if method not in METHODS:
-        raise InputError(f"unknown method '{method}' for a radius. " + did_you_mean(str(method), METHODS))
+    if method not in (*METHODS, *SAMPLED):
+        known = (*METHODS, *SAMPLED)
+        raise InputError(f"unknown method '{method}' for a radius. " + did_you_mean(str(method), known))
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"tolerance must be a positive number, got {tolerance}")
+    if options and method not in SAMPLED:
+        raise InputError(f"method '{method}' has no option '{next(iter(options))}' for a radius")
     threat = _ball(norm, low, high)
+    if isinstance(model, Smoothed):
+        model, options = unwrap(model, method, options)
     logits = check_task(model, x, y, threat, chunk=chunk)
     right = logits.argmax(1) == y
     top = _diameter(x, threat) if eps_max is None else eps_max
@@ -147,7 +161,14 @@ def search_radius(
         known = get("certify", method).function(model, x, y, threat, sound=sound, logits=logits).radius
         found = torch.where(right, known.clamp(max=top), 0.0)
         return RadiusSearch(found, found, torch.ones_like(y))
-    prove = _prover(trace(model, x), threat, method, slopes, sound)
+    if method in SAMPLED:
+        entry = get("certify", method)
+        entry.check(threat, options)
+        # No radius is asked for, so nothing is settled before the last sample.
+        proved = entry.function(model, x, y, threat, logits=logits, **{"adaptive": False} | options).radius
+        found = proved.clamp(max=top)
+        return RadiusSearch(found, found, torch.ones_like(y))
+    prove = _prover(trace(model, x), threat, cast(Method, method), slopes, sound)
     parts = [
         _search(prove, x[i : i + chunk], y[i : i + chunk], right[i : i + chunk], top, tolerance)
         for i in range(0, len(x), chunk)

@@ -253,6 +253,7 @@ def validate(split: Split | None, task: Task, run: RunState, team: Workers) -> d
         seed=task.recipe.seed + _VALIDATE,
         single_step=task.recipe.single_step,
         certificate=task.recipe.evaluate.certify or "none",
+        view=task.recipe.view,
         team=team,
     )
 

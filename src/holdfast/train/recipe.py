@@ -6,13 +6,17 @@ result is fully resolved: every default is written out, so that the `recipe.toml
 
 import bisect
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
+from holdfast.random import Noise
 from holdfast.registry import Method, get, methods
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
@@ -21,7 +25,7 @@ from holdfast.train import inner as _inner  # noqa: F401
 from holdfast.train import regularizers as _regularizers  # noqa: F401
 from holdfast.train import targets as _targets  # noqa: F401
 from holdfast.train import weights as _weights  # noqa: F401
-from holdfast.train.objectives import CERTIFIES, PARTS, RAMPS, TAKES
+from holdfast.train.objectives import CERTIFIES, PARTS, RAMPS, TAKES, VIEWS
 from holdfast.train.recipe_checks import check_recipe
 from holdfast.train.schedules import BUDGETS, LEARNING_RATES, Schedule
 from holdfast.train.toml import write_toml
@@ -87,16 +91,17 @@ class EvaluatePart:
     """`[evaluate]` on the validation split: the first `count` inputs, PGD with `attack_steps` (0: no attack).
 
     `certify` names the certificate that they are proved by, at the full budget; by default that of an objective which
-    trains for one, "none" for no proof. The best epoch is the one with the highest `select`: "certified", "robust" or
-    "clean" accuracy; "auto" is certified if there is a certificate, else robust if the objective has an adversary and
-    there is an attack. Until the budget has risen to its end no epoch is the best. "last" keeps the last epoch,
-    whatever its score. With `patience`, the run ends after so many epochs in a row that were not the best.
+    trains for one, "none" for no proof. The best epoch is the one with the highest `select`: "certified", "noisy",
+    "robust" or "clean" accuracy; "auto" is certified if there is a certificate, else noisy if the objective trains a
+    smoothed classifier, else robust if the objective has an adversary and there is an attack. Until the budget has
+    risen to its end no epoch is the best. "last" keeps the last epoch, whatever its score. With `patience`, the run
+    ends after so many epochs in a row that were not the best.
     """
 
     attack_steps: int = _key(NOT_NEGATIVE, default=10)
     certify: str | None = None
     count: int = _key(AT_LEAST_ONE, default=1000)
-    select: Literal["auto", "certified", "robust", "clean", "last"] = "auto"
+    select: Literal["auto", "certified", "noisy", "robust", "clean", "last"] = "auto"
     patience: int | None = _key(AT_LEAST_ONE, default=None)
 
 
@@ -151,13 +156,21 @@ class Recipe:
 
     @property
     def selects(self) -> str:
-        """What picks the best epoch: "certified", "robust" or "clean" accuracy on the validation split, or "last"."""
+        """What picks the best epoch: one of the accuracies on the validation split, or "last"."""
         if self.evaluate.select != "auto":
             return self.evaluate.select
         if self.evaluate.certify != "none":
             return "certified"
+        if self.view is not None:
+            return "noisy"
         adversarial = bool(get("train", self.objective.name).threats) and self.evaluate.attack_steps > 0
         return "robust" if adversarial else "clean"
+
+    @property
+    def view(self) -> Callable[[Tensor, Noise], Tensor] | None:
+        """What a smoothed classifier sees of x, for an objective that trains one."""
+        view = VIEWS.get(self.objective.name)
+        return None if view is None else partial(view, **self.objective.options)
 
     @property
     def ramps(self) -> bool:
@@ -376,7 +389,9 @@ def _filled_part(recipe: Recipe, part: str, choice: Choice | None) -> Choice | N
 def _filled(recipe: Recipe, part: str, name: str, options: Mapping[str, Any], where: str) -> Choice:
     method = _method(part, name, where)
     threat = recipe.adversary
-    if method.threats and threat is not None:
+    if method.threats and threat is None:
+        raise InputError(f"threat: missing; {where} needs one, such as threat = 'linf:0.1'")
+    if method.threats:
         try:
             method.check(threat, {})
         except HoldfastError as error:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import InputError
 from holdfast.threats import Linf, Threat
+from holdfast.train.objectives import BOUNDED
 from holdfast.train.schedules import with_budget
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def check_recipe(recipe: "Recipe") -> None:
     _check_combination(recipe)
     if recipe.evaluate.select == "robust" and (threat is None or recipe.evaluate.attack_steps == 0):
         raise InputError("evaluate.select: 'robust' needs a threat and evaluate.attack_steps > 0")
+    if recipe.evaluate.select == "noisy" and recipe.view is None:
+        raise InputError("evaluate.select: 'noisy' needs an objective with noise, such as 'gaussian' or 'ablation'")
 
 
 def _check_schedules(recipe: "Recipe", threat: Threat | None) -> None:
@@ -66,15 +69,25 @@ def _check_periods(recipe: "Recipe") -> None:
 
 def _check_combination(recipe: "Recipe") -> None:
     """Parts that exclude each other."""
-    options, trh = recipe.objective.options, recipe.regularizers.get("trh")
+    name, options, trh = recipe.objective.name, recipe.objective.options, recipe.regularizers.get("trh")
     attack = "pgd" if recipe.attack is None else recipe.attack.name
     if recipe.targets is not None and recipe.targets.name == "geometry" and attack != "pgd":
         raise InputError(
             f"targets.name: 'geometry' counts the steps of the attack 'pgd', but attack.name is '{attack}'"
         )
+    if name in BOUNDED and "s2o" in recipe.regularizers:
+        raise InputError(
+            f"regularizers.s2o: looks at the outputs that a loss is taken of, but '{name}' takes the loss of bounds; "
+            "it goes with standard, at, trades, alp and mart"
+        )
     if trh is None:
         return
-    if recipe.objective.name == "alp" and options.get("pair") == "logits":
+    if name in BOUNDED and trh.get("network", "top") == "top":
+        raise InputError(
+            f"regularizers.trh.network: for 'top' the curvature of the objective must be known, and that of '{name}' "
+            "is not; 'full' takes the curvature of the cross-entropy at the inputs"
+        )
+    if name == "alp" and options.get("pair") == "logits":
         raise InputError("objective.pair: the curvature that 'trh' needs is known for pair = 'softmax' alone")
-    if recipe.objective.name == "mart" and options.get("stop_gradient") is False:
+    if name == "mart" and options.get("stop_gradient") is False:
         raise InputError("objective.stop_gradient: the curvature that 'trh' needs is known for true alone")

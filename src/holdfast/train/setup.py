@@ -26,7 +26,7 @@ from holdfast.train.context import Parts, in_mode
 from holdfast.train.curvature import trace_relu
 from holdfast.train.display import check_tensorboard
 from holdfast.train.initial import ibp_weights
-from holdfast.train.objectives import CERTIFIES
+from holdfast.train.objectives import CERTIFIES, TRAINS
 from holdfast.train.outputs import top_layer
 from holdfast.train.recipe import Recipe, Source, load_recipe, to_table, to_toml
 from holdfast.train.state import Best, RunState
@@ -200,14 +200,21 @@ def _check_fit(model: nn.Module, split: Split, dataset: Dataset) -> None:
 
 
 def _check_bounds(recipe: Recipe, model: nn.Module, split: Split) -> None:
-    """A layer that the bound of the objective cannot handle is found here, not after an epoch."""
-    method, threat = CERTIFIES.get(recipe.objective.name), recipe.adversary
-    if method is None or threat is None:
+    """A layer that the bound of the objective, or that of the validation, cannot handle is found here.
+
+    Else it would be found at the first step, or after an epoch.
+    """
+    objective, threat = recipe.objective.name, recipe.adversary
+    if threat is None:
         return
+    needed = {TRAINS.get(objective, CERTIFIES.get(objective)): f"objective '{objective}'"}
+    needed.setdefault(recipe.evaluate.certify, "evaluate.certify")
     place = next(model.parameters())
     x, y = split.x[:1].to(place), split.y[:1].to(place.device)
     with in_mode(model, False):
-        _checked(f"objective '{recipe.objective.name}'", lambda: certify(model, x, y, threat, method))
+        for method, where in needed.items():
+            if method is not None and method != "none":
+                _checked(where, partial(certify, model, x, y, threat, method))
 
 
 def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: bool) -> None:

@@ -123,6 +123,12 @@ def inner_loss(kind: Inner, model: nn.Module, x: Tensor) -> Loss:
     return lambda logits, y: divergence(clean, logits)
 
 
+def attacked(model: nn.Module, x: Tensor, y: Tensor, context: Context, loss: Loss = fit) -> Tensor:
+    """What the attack of the recipe finds against `loss`, by default the cross-entropy; PGD if it names none."""
+    x_adv: Tensor = (context.parts.attack or pgd)(model, x, y, loss, context)
+    return x_adv
+
+
 def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family: Family) -> tuple[Tensor, Metrics]:
     """Loss (a scalar) and metrics of one batch; see the top of this file.
 
@@ -135,7 +141,7 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
     parts = context.parts
     x_adv = x
     if family.inner != "none":
-        x_adv = (parts.attack or pgd)(model, x, y, inner_loss(family.inner, model, x), context)
+        x_adv = attacked(model, x, y, context, inner_loss(family.inner, model, x))
     target: Target | None = None  # learned targets change with every look: one look for each step
 
     def evaluate(weights: Weights | None) -> tuple[Tensor, Taken, dict[str, Tensor]]:

@@ -1,5 +1,10 @@
 """What a run minimises: one file per family of losses. Importing this package registers them all."""
 
+from collections.abc import Callable
+
+from torch import Tensor
+
+from holdfast.train.objectives.ablation import ablated_view, ablation
 from holdfast.train.objectives.adversarial import adversarial
 from holdfast.train.objectives.bcp import bcp
 from holdfast.train.objectives.cap import cap
@@ -10,6 +15,7 @@ from holdfast.train.objectives.free import free
 from holdfast.train.objectives.gloro import gloro, lmt
 from holdfast.train.objectives.guided import guided
 from holdfast.train.objectives.mmr import mmr, mmr_at
+from holdfast.train.objectives.noisy import consistency, gaussian, macer, noisy_view, smoothadv
 from holdfast.train.objectives.pairing import alp, mart, trades
 from holdfast.train.objectives.patch import patch
 from holdfast.train.objectives.per import per, per_at
@@ -24,7 +30,7 @@ TAKES = {
     **dict.fromkeys(("at", "trades", "alp", "mart"), PARTS),
     **dict.fromkeys(("ibp", "crown-ibp", "slope-step", "cap"), ("regularizers",)),
     **dict.fromkeys(("sabr", "mtl-ibp"), ("attack", "regularizers")),
-    **dict.fromkeys(("per-at", "mmr-at"), ("attack",)),
+    **dict.fromkeys(("per-at", "mmr-at", "smoothadv"), ("attack",)),
 }
 # The certificate that an objective trains for: it proves the inputs of the validation.
 CERTIFIES: dict[str, str] = {
@@ -46,25 +52,41 @@ CERTIFIES: dict[str, str] = {
     "patch-guided": "patch",
     "sparse": "sparse",
 }
+# The bound that an objective trains with, where its certificate is a tighter one.
+TRAINS = {"sabr": "ibp", "mtl-ibp": "ibp"}
+# Objectives whose loss is that of bounds, not of outputs, which some regularisers look at.
+BOUNDED = ("ibp", "crown-ibp", "slope-step", "cap", "sabr", "mtl-ibp")
 # Objectives that follow the rise of the budget by themselves: their threats have no radius to scale.
 RAMPS = ("patch", "patch-guided", "sparse")
+# What a smoothed classifier sees of x, (x, noise, **options of the objective) -> inputs; validated as "noisy" accuracy.
+VIEWS: dict[str, Callable[..., Tensor]] = {
+    **dict.fromkeys(("gaussian", "smoothadv", "consistency", "macer"), noisy_view),
+    "ablation": ablated_view,
+}
 
 __all__ = [
+    "BOUNDED",
     "CERTIFIES",
     "PARTS",
     "RAMPS",
     "TAKES",
+    "TRAINS",
+    "VIEWS",
+    "ablation",
     "adversarial",
     "alp",
     "bcp",
     "cap",
     "centroid",
+    "consistency",
     "crown_ibp",
     "free",
+    "gaussian",
     "gloro",
     "guided",
     "ibp",
     "lmt",
+    "macer",
     "mart",
     "mmr",
     "mmr_at",
@@ -74,6 +96,7 @@ __all__ = [
     "per_at",
     "sabr",
     "slope_step",
+    "smoothadv",
     "sparse",
     "standard",
     "trades",

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from holdfast.bounds.ball_box import estimated_norm, margins, outer_bound
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.region import region
+from holdfast.certify.bcp import BALLS
 from holdfast.registry import register
 from holdfast.train.context import Context, Metrics
 from holdfast.train.objectives.certified import margin_metrics, mixed
@@ -21,7 +22,7 @@ from holdfast.train.validate import Count, Unit
     part="objective",
     summary="certified training for l2 with balls from the norms of the layers, cut with boxes",
     reference="Lee, Lee and Park, Lipschitz-certifiable training with a tight outer bound, 2020",
-    threats=("l2", "linf", "l1"),
+    threats=BALLS,
 )
 def bcp(
     model: nn.Module,
@@ -53,7 +54,8 @@ def bcp(
     kappa = mixed(kappa_start, kappa_end, context)
     if context.threat.budget == 0:
         clean = (logits.gather(1, y[:, None]) - logits).detach()
-        return natural, {**margin_metrics(logits, clean, y), "robust_loss": natural.detach()}
+        metrics = {"robust_loss": natural.detach(), "radius": natural.new_zeros(())}
+        return natural, {**margin_metrics(logits, clean, y), **metrics}
     norm = estimated_norm(context.state, steps=power_steps)
     o = outer_bound(graph, region(context.threat, x, sound=False), norm, sound=False)
     m = margins(o, y, steps=solver_steps)

@@ -9,11 +9,11 @@ from holdfast.bounds import linear
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.projected import estimate
-from holdfast.bounds.region import Region
+from holdfast.bounds.region import BALLS, Region
 from holdfast.random import Noise
 from holdfast.registry import register
 from holdfast.train.context import Context, Metrics
-from holdfast.train.objectives.certified import BALLS, Bound, certified_step, mixed
+from holdfast.train.objectives.certified import Bound, certified_step, mixed
 from holdfast.train.validate import Count, Unit
 
 

@@ -19,7 +19,7 @@ from holdfast.bounds import interval, linear
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.ops import Graph
-from holdfast.bounds.region import Region, region
+from holdfast.bounds.region import BALLS, Region, region
 from holdfast.bounds.slopes import (
     LowerSlopes,
     bernoulli_slopes,
@@ -32,12 +32,11 @@ from holdfast.random import Noise
 from holdfast.registry import register
 from holdfast.threats import Threat
 from holdfast.train.context import Context, Metrics
-from holdfast.train.curvature import trace_ce
+from holdfast.train.objectives.standard import fit_terms, fit_trace
 from holdfast.train.outputs import Output
 from holdfast.train.step import Family, Taken, Terms, Views, penalties
 from holdfast.train.validate import Count, Positive, Unit
 
-BALLS = ("linf", "l2", "l1")
 Bound = Callable[[Graph, Region, Tensor], tuple[Tensor, Relaxation]]
 """From a network, a region and labels (B,) to lower bounds of z_y - z_j, (B, K), and the relaxed network."""
 Rule = Literal["adaptive", "chord", "random", "bernoulli"]
@@ -118,12 +117,8 @@ def with_penalties(
     losses: Tensor, model: nn.Module, x: Tensor, y: Tensor, logits: Tensor, relaxed: Relaxation | None, context: Context
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean of the losses (B,) and the regularisers of the recipe, which see the relaxed network."""
-    views = Views(None, Output(logits), y, y)
-    family = Family(
-        "none", False, lambda views: Terms(losses), lambda views, bias: trace_ce(views.adv.z, logits, bias=bias)
-    )
-    taken = Taken(model, None, x, x, views, Terms(losses), family, context, relaxed)
-    penalty, figures = penalties(taken)
+    views, family = Views(None, Output(logits), y, y), Family("none", False, fit_terms, fit_trace)
+    penalty, figures = penalties(Taken(model, None, x, x, views, Terms(losses), family, context, relaxed))
     return losses.mean() + penalty, figures
 
 

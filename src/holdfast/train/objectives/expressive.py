@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.bounds.graph import trace_batch
-from holdfast.bounds.region import Region
+from holdfast.bounds.region import BALLS, Region
 from holdfast.registry import register
 from holdfast.threats import Linf
 from holdfast.train.context import Context, Metrics
-from holdfast.train.inner import pgd
 from holdfast.train.objectives.certified import (
     certified_loss,
     interval_bound,
@@ -24,14 +23,8 @@ from holdfast.train.objectives.certified import (
     with_penalties,
 )
 from holdfast.train.schedules import with_budget
-from holdfast.train.step import fit
+from holdfast.train.step import attacked
 from holdfast.train.validate import Positive, Unit
-
-
-def attacked(model: nn.Module, x: Tensor, y: Tensor, context: Context) -> Tensor:
-    """Adversarial examples by the attack of the recipe, on the cross-entropy."""
-    x_adv: Tensor = (context.parts.attack or pgd)(model, x, y, fit, context)
-    return x_adv
 
 
 @register(
@@ -82,7 +75,7 @@ def sabr(
     part="objective",
     summary="certified training on a mixture of the adversarial loss and its interval bound",
     reference="De Palma et al., Expressive losses for verified robustness via convex combinations, 2024",
-    threats=("linf", "l2", "l1"),
+    threats=BALLS,
 )
 def mtl_ibp(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, alpha: Unit = 0.1, bound_budget: Positive = 1.0

@@ -17,14 +17,13 @@ from holdfast.bounds.coefficients import Coefficients, Window, clean
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.ops import Graph
-from holdfast.bounds.region import Region
+from holdfast.bounds.region import BALLS, Region
 from holdfast.bounds.relax import PIECEWISE
 from holdfast.errors import UnsupportedError
 from holdfast.registry import register
 from holdfast.train.context import Context, Metrics
-from holdfast.train.inner import pgd
-from holdfast.train.objectives.per import BALLS, DUAL, accuracy, full_budget, hinge, norm_of, others
-from holdfast.train.step import fit
+from holdfast.train.objectives.per import DUAL, accuracy, full_budget, hinge, norm_of, others
+from holdfast.train.step import attacked
 from holdfast.train.validate import Count, NotNegative, Positive, Unit
 
 _PAPER = "Croce, Andriushchenko and Hein, Provable robustness of ReLU networks via maximization of linear regions, 2019"
@@ -175,20 +174,8 @@ def mmr_at(
     k_b_end: Unit = 0.05,
     k_d: Count = 9,
 ) -> tuple[Tensor, Metrics]:
-    """(CE(z(x), y) + CE(z(x'), y)) / 2 + weight MMR(x') with x' from the attack.
-
-    Args:
-        model: from (B, ...) to logits (B, K); affine layers and ReLUs.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with the attack.
-        weight: of the regulariser.
-        gamma_b: distance of the region's boundary that is far enough, in units of the full budget.
-        gamma_d: the same for the decision boundaries.
-        k_b: share of the hidden units that are penalised at most, the nearest ones, at the start of the run.
-        k_b_end: and at its end; linear in between.
-        k_d: how many classes are penalised at most, the nearest ones.
-    """
-    x_adv = (context.parts.attack or pgd)(model, x, y, fit, context)
+    """(CE(z(x), y) + CE(z(x'), y)) / 2 + weight MMR(x') with x' from the attack. Arguments as for `mmr`."""
+    x_adv = attacked(model, x, y, context)
     logits = model(x)
     graph, logits_adv = trace_batch(model, x_adv)
     value = regularizer(graph, x_adv, y, context, gamma_b=gamma_b, gamma_d=gamma_d, k_b=k_b, k_b_end=k_b_end, k_d=k_d)

@@ -19,16 +19,15 @@ from holdfast.bounds import linear
 from holdfast.bounds.coefficients import dense
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.ops import Graph
-from holdfast.bounds.region import region
+from holdfast.bounds.region import BALLS, region
+from holdfast.bounds.slopes import other_classes
 from holdfast.certify.distance import Norm, split
 from holdfast.registry import register
 from holdfast.threats import Threat
 from holdfast.train.context import Context, Metrics
-from holdfast.train.inner import pgd
-from holdfast.train.step import fit
+from holdfast.train.step import attacked
 from holdfast.train.validate import Count, Epochs, NotNegative, Positive, Unit
 
-BALLS: tuple[Norm, ...] = ("linf", "l2", "l1")
 DUAL: dict[Norm, float] = {"linf": 1, "l2": 2, "l1": torch.inf}
 """The q of |U_j|_q, the largest change of <U_j, x'> per unit of the norm."""
 Bounds = Literal["linear", "interval"]
@@ -103,8 +102,7 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
 
 def others(values: Tensor, y: Tensor) -> Tensor:
     """The rows (B, K, ...) without that of the label, (B, K - 1, ...)."""
-    keep = torch.arange(values.shape[1], device=y.device) != y[:, None]
-    return values[keep].view(len(values), -1, *values.shape[2:])
+    return values[torch.arange(len(y), device=y.device)[:, None], other_classes(y, values.shape[1])]
 
 
 def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Threat, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,6 +143,15 @@ def penalty(
     return value, {"per": value.detach(), "verified": proved.to(value.dtype).mean()}
 
 
+def idle(context: Context, right: Tensor) -> dict[str, Tensor]:
+    """The metrics of a step without the penalty, so that every step has the same ones.
+
+    Without a budget what is classified right, a share of the batch, is verified; before `start_epoch` nothing is.
+    """
+    zero = torch.zeros_like(right)
+    return {"per": zero, "verified": right if full_budget(context) == 0 else zero}
+
+
 @register(
     "train",
     "per",
@@ -182,7 +189,7 @@ def per(
     graph, logits = trace_batch(model, x)
     loss, metrics = cross_entropy(logits, y), {"accuracy": accuracy(logits, y)}
     if context.epoch < start_epoch or full_budget(context) == 0:
-        return loss, metrics
+        return loss, {**metrics, **idle(context, metrics["accuracy"])}
     value, figures = penalty(graph, x, x, y, context, alpha=alpha, count=count, bounds=bounds, share=share)
     return loss + beta * value, {**metrics, **figures}
 
@@ -210,23 +217,14 @@ def per_at(
 ) -> tuple[Tensor, Metrics]:
     """(CE(z(x), y) + CE(z(x'), y)) / 2 + beta PER(x'): envelopes around x, distances from what the attack finds, x'.
 
-    Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with the attack.
-        alpha: distance that is far enough, in units of the full budget.
-        beta: weight of the penalty.
-        count: C, how many classes are penalised at most, the nearest ones.
-        bounds: of the hidden layers: "linear" by backward passes (L-PER), "interval" by intervals (I-PER), cheaper.
-        share: part of each batch that the penalty is taken of, drawn at random.
-        start_epoch: the penalty is zero before this epoch.
+    Arguments as for `per`.
     """
-    x_adv = (context.parts.attack or pgd)(model, x, y, fit, context)
+    x_adv = attacked(model, x, y, context)
     graph, logits = trace_batch(model, x)
     logits_adv = model(x_adv)
     loss = (cross_entropy(logits, y) + cross_entropy(logits_adv, y)) / 2
     metrics = {"accuracy": accuracy(logits, y), "robust_accuracy": accuracy(logits_adv, y)}
     if context.epoch < start_epoch or full_budget(context) == 0:
-        return loss, metrics
+        return loss, {**metrics, **idle(context, metrics["accuracy"])}
     value, figures = penalty(graph, x, x_adv, y, context, alpha=alpha, count=count, bounds=bounds, share=share)
     return loss + beta * value, {**metrics, **figures}

@@ -6,14 +6,13 @@ from torch import Tensor
 from holdfast.bounds import linear
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.linear import Relaxation
-from holdfast.bounds.region import region
+from holdfast.bounds.region import BALLS, region
 from holdfast.bounds.slopes import pre_activations
 from holdfast.registry import register
 from holdfast.train.context import Metrics
 from holdfast.train.step import Taken
 from holdfast.train.validate import NotNegative, Positive
 
-BALLS = ("linf", "l2", "l1")
 _TINY = 1e-12
 
 

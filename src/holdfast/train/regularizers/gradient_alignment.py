@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from holdfast.bounds.region import BALLS
 from holdfast.registry import register
 from holdfast.train.context import Metrics
 from holdfast.train.step import Taken
@@ -16,7 +17,7 @@ from holdfast.train.validate import NotNegative
     part="regularizers",
     summary="1 - cosine between the input gradients at x and at a random point of the threat set",
     reference="Andriushchenko and Flammarion, Understanding and improving fast adversarial training, 2020",
-    threats=("linf", "l2", "l1"),
+    threats=BALLS,
 )
 def gradient_alignment(taken: Taken, *, weight: NotNegative = 0.2) -> tuple[Tensor, Metrics]:
     """weight * mean of 1 - cos(gradient at x, gradient at x + u), u random in the set; differentiated twice.

@@ -1,0 +1,46 @@
+"""Watermarks in the weights of a classifier that no small change of the weights removes, with a certificate."""
+
+from holdfast.apps.watermark.attacks import Drift, drift, fine_tune, parameter_pgd
+from holdfast.apps.watermark.attacks_toolbox import TOOLBOX
+from holdfast.apps.watermark.certify import WatermarkCertificate, certify_watermark, noisy_accuracies, trigger_accuracy
+from holdfast.apps.watermark.embed import EmbedOptions, embed
+from holdfast.apps.watermark.removal import AttackLog, Criterion, Snapshot, removal_time
+from holdfast.apps.watermark.triggers import (
+    TriggerSet,
+    abstract_images,
+    content_triggers,
+    load_triggers,
+    noise_triggers,
+    save_triggers,
+    unrelated_triggers,
+)
+from holdfast.apps.watermark.verify import Ownership, null_test, verify_black_box, verify_white_box
+
+__all__ = [
+    "TOOLBOX",
+    "AttackLog",
+    "Criterion",
+    "Drift",
+    "EmbedOptions",
+    "Ownership",
+    "Snapshot",
+    "TriggerSet",
+    "WatermarkCertificate",
+    "abstract_images",
+    "certify_watermark",
+    "content_triggers",
+    "drift",
+    "embed",
+    "fine_tune",
+    "load_triggers",
+    "noise_triggers",
+    "noisy_accuracies",
+    "null_test",
+    "parameter_pgd",
+    "removal_time",
+    "save_triggers",
+    "trigger_accuracy",
+    "unrelated_triggers",
+    "verify_black_box",
+    "verify_white_box",
+]
