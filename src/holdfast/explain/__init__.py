@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.allocator import reuse_blocks
 from holdfast.attacks.gradients import frozen
-from holdfast.checks import check_inputs, check_labels, check_task
-from holdfast.errors import InputError
+from holdfast.checks import check_inputs, check_labels, check_logits, check_model, check_place
+from holdfast.errors import HoldfastError, InputError
 from holdfast.explain import agi as _agi  # noqa: F401  (registers the methods)
 from holdfast.explain import big as _big  # noqa: F401
 from holdfast.explain import grad_cam as _grad_cam  # noqa: F401
@@ -19,7 +20,6 @@ from holdfast.explain.quantity import Quantity, Setting, check_quantity
 from holdfast.random import Noise
 from holdfast.registry import get
 from holdfast.results import Explanation
-from holdfast.threats import Linf
 
 __all__ = ["PUBLISHED", "BoundarySearch", "Explanation", "explain"]
 
@@ -64,15 +64,22 @@ def explain(
     check_quantity(quantity)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
+    reuse_blocks()
+    check_model(model)
     check_inputs(x, low, high)
     check_labels(y, len(x))
-    # One input shows what the model returns; what is not finite for the others shows in their answers.
-    logits = check_task(model, x[:1], y[:1], Linf(0.0, low=low, high=high))
-    check_labels(y, len(x), logits.shape[1])
+    check_place(model, x)
     noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
     if len(noise) != len(x):
         raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")
-    with frozen(model):
-        setting = Setting(quantity, low, high, noise, chunk)
-        result: Explanation = entry.function(model, x.detach(), y, setting, **options)
+    setting = Setting(quantity, low, high, noise, chunk)
+    try:
+        with frozen(model):
+            result: Explanation = entry.function(model, x.detach(), y, setting, **options)
+    except HoldfastError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        # A pass to check the model first would cost as much as some methods; one that fails is looked into afterwards.
+        check_logits(model, x[:1])
+        raise
     return result

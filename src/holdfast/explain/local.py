@@ -1,0 +1,84 @@
+"""Gradients where the input lies, and averaged over noise around it: saliency, input x gradient, SmoothGrad."""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import InputError
+from holdfast.explain.quantity import Setting, gradients_at, pieces
+from holdfast.registry import register
+from holdfast.results import Explanation
+
+
+def describe(y: Tensor, setting: Setting, how: str) -> tuple[str, ...]:
+    """What was explained, for each input."""
+    return tuple(f"{setting.quantity} of class {label}: {how}" for label in y.tolist())
+
+
+def without_error(
+    attribution: Tensor, values: Tensor, slope: Tensor | None, by: tuple[str, ...], gradients: int
+) -> Explanation:
+    """The answer of a method that promises no completeness; `ok` where the model's `values` (B,) are finite."""
+    ok = torch.isfinite(attribution).flatten(1).all(1) & torch.isfinite(values)
+    error = torch.full_like(ok, torch.nan, dtype=attribution.dtype)
+    return Explanation(attribution, ok, error, torch.full_like(ok, gradients, dtype=torch.int64), by, slope)
+
+
+@register(
+    "explain",
+    "saliency",
+    summary="the gradient of the answer at the input",
+    reference="Simonyan, Vedaldi and Zisserman, Deep inside convolutional networks, 2014",
+)
+def saliency(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explanation:
+    """A(x) = gradient of f_y at x, with its sign; shape of x.
+
+    The cheapest, and says what an infinitely small change does. On a model that is not robust the gradient at x need
+    not be normal to any boundary near x; `bsm` is.
+    """
+    slope, values = gradients_at(model, x, y, setting)
+    return without_error(slope, values, slope, describe(y, setting, "gradient at the input"), 1)
+
+
+@register(
+    "explain",
+    "input-x-gradient",
+    summary="the gradient times the input: exact shares of the answer of a linear model without bias",
+    reference="Shrikumar, Greenside and Kundaje, Learning important features through propagating activation "
+    "differences, 2017",
+)
+def input_x_gradient(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explanation:
+    """A(x) = x * gradient of f_y at x; a value of zero gets zero, whatever it means. Shape of x."""
+    slope, values = gradients_at(model, x, y, setting)
+    return without_error(x * slope, values, slope, describe(y, setting, "input x gradient"), 1)
+
+
+@register(
+    "explain",
+    "smoothgrad",
+    summary="the gradient averaged over Gaussian noise: the saliency of the smoothed model",
+    reference="Smilkov et al., SmoothGrad: removing noise by adding noise, 2017",
+)
+def smoothgrad(
+    model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, sigma: float = 0.15, samples: int = 50
+) -> Explanation:
+    """A(x) = E of the gradient of f_y at x + e, e ~ N(0, sigma^2 I), shape of x.
+
+    It is the gradient of f_y * N(0, sigma^2 I): it explains the smoothed model, not the model itself.
+
+    Args:
+        sigma: standard deviation of the noise, as a share of the range high - low.
+        samples: draws for each input.
+    """
+    if not sigma > 0 or samples < 1:
+        raise InputError(f"smoothgrad needs sigma > 0 and samples >= 1, got {sigma} and {samples}")
+    slope, values = torch.zeros_like(x), x.new_zeros(len(x))
+    for part, draws in pieces(len(x), samples, setting.chunk):
+        noise = setting.noise[part]
+        e = torch.stack([noise.fork(k).normal(x.shape[1:], x.dtype) for k in range(draws.start, draws.stop)])
+        points = x[part] + sigma * (setting.high - setting.low) * e
+        gradient, value = gradients_at(model, points.flatten(0, 1), y[part].repeat(len(e)), setting)
+        slope[part] += gradient.view_as(e).sum(0)
+        values[part] += value.view(len(e), -1).sum(0)
+    slope /= samples
+    how = f"gradient averaged over {samples} draws of noise {sigma:g}"
+    return without_error(slope, values, slope, describe(y, setting, how), samples)
