@@ -24,6 +24,7 @@ PAGES = [
     "data",
     "detection",
     "smoothing",
+    "smoothing-variants",
     "watermark",
     "architecture",
 ]
