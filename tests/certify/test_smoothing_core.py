@@ -7,13 +7,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.certify.smoothing import (
-    Sampling,
-    gaussian,
-    gaussian_probability,
-    gaussian_radius,
-    sample,
-)
+from holdfast.certify.smoothing import gaussian, gaussian_probability, gaussian_radius
+from holdfast.certify.smoothing_sample import Sampling, sample
 from holdfast.certify.smoothing_votes import load_counts
 from holdfast.errors import InputError, StorageError, UnsupportedError
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from holdfast.bounds.rounding import gamma
 from holdfast.certify.ablation import ablate, choose, pixels
 from holdfast.certify.confidence import SLACK
-from holdfast.certify.smoothing import Sampling, Watch
 from holdfast.certify.smoothing_prove import Variant, prove
+from holdfast.certify.smoothing_sample import Sampling, Watch
 from holdfast.certify.smoothing_votes import Counts, Draw
 from holdfast.errors import InputError
 from holdfast.registry import register

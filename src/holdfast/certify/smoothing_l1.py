@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.certify.confidence import SLACK
-from holdfast.certify.smoothing import Sampling, Watch
 from holdfast.certify.smoothing_prove import Variant, prove
+from holdfast.certify.smoothing_sample import Sampling, Watch
 from holdfast.certify.smoothing_votes import Counts, Draw
 from holdfast.errors import InputError
 from holdfast.registry import register

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn, where
 
-from holdfast.certify.smoothing import Sampling, Watch, check_reach, sample
+from holdfast.certify.smoothing_sample import Sampling, Watch, check_reach, sample
 from holdfast.certify.smoothing_votes import Counts, Draw
 from holdfast.checks import check_logits
 from holdfast.results import CertifyResult
