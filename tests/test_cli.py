@@ -18,8 +18,24 @@ import holdfast as hf
 from holdfast.cli import main
 from holdfast.train import parse_override
 
-COMMANDS = ["audit", "attack", "certify", "bounds", "report", "train", "compare", "methods", "models", "data"]
-SUBCOMMANDS = ["data list", "data get"]
+COMMANDS = [
+    "audit",
+    "attack",
+    "certify",
+    "bounds",
+    "report",
+    "train",
+    "compare",
+    "methods",
+    "models",
+    "data",
+    "explain",
+    "watermark",
+]
+SUBCOMMANDS = [
+    *("data list", "data get", "explain pictures", "explain locality"),
+    *(f"watermark {name}" for name in ("embed", "certify", "verify", "attack")),
+]
 TINY = ["epochs=1", "validation=0.95", "evaluate.count=20", "evaluate.attack_steps=2"]
 
 

@@ -23,6 +23,7 @@ PAGES = [
     "certified-training",
     "data",
     "detection",
+    "explain",
     "smoothing",
     "smoothing-variants",
     "watermark",
@@ -75,7 +76,7 @@ def test_the_readme_names_commands_that_exist():
     (listed,) = re.findall(r"lists the other commands: (.*?)\.", README)
     commands += re.findall(r"`(\w+)`", listed)
     known = [info.name or info.callback.__name__ for info in app.registered_commands]
-    assert sorted(commands) == sorted([*known, "data"])
+    assert sorted(commands) == sorted([*known, "data", "explain", "watermark"])
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
     makefile = (ROOT / "Makefile").read_text()

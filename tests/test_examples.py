@@ -202,3 +202,12 @@ def test_watermark_survives_the_worst_change_that_was_found(capsys):
     assert triggers > 50
     least, worst = (float(re.findall(r"(\d+)%", line)[0]) for line in (proved, attacked))
     assert 0 < least <= worst
+
+
+def test_explain_draws_digits_and_measures_the_explanations(capsys, tmp_path):
+    load("explain").main(epochs=1, n=2, out=tmp_path / "e")
+    _, *rows = capsys.readouterr().out.splitlines()
+    faith = {row.split()[0]: float(row.split()[-1]) for row in rows[:3]}
+    assert faith["big"] < faith["saliency"]
+    assert "boundary to class" in rows[3]
+    assert (tmp_path / "e" / "digits.svg").read_text().count("<image") == 8

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Column, Table
-from torch import nn
 
 import holdfast as hf
 from holdfast.audit import load_audit, render
@@ -16,10 +15,21 @@ from holdfast.audit.attack_summary import summary_table
 from holdfast.audit.certify_run import certify_run, write_rows
 from holdfast.audit.compare import compare as compare_runs
 from holdfast.audit.compare import default_folder
+from holdfast.cli_explain import app as explain_app
+from holdfast.cli_options import (
+    THREATS,
+    ArchitectureOption,
+    DataOption,
+    ModelArgument,
+    RootOption,
+    SeedOption,
+    ThreatOption,
+    open_both,
+)
 from holdfast.cli_watermark import watermark_app
 from holdfast.data import download, list_data
 from holdfast.errors import HoldfastError, InputError, StorageError
-from holdfast.models import list_models, make_model
+from holdfast.models import list_models
 from holdfast.registry import KINDS, get
 from holdfast.train import Interrupted, list_recipes, parse_override
 
@@ -32,30 +42,10 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what there is, and how to get it.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(explain_app, name="explain")
 app.add_typer(watermark_app, name="watermark")
 
 console = Console()
-
-ModelArgument = Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")]
-DataOption = Annotated[str, typer.Option("--data", help="Name of a data set (`holdfast data list`) or a path.")]
-THREATS = "linf:8/255, l2:0.5, l1:10, patch:5x5, sparse:10."
-ThreatOption = Annotated[str, typer.Option("--threat", help=THREATS)]
-SeedOption = Annotated[int, typer.Option("--seed", help="Fixes every random choice.")]
-RootOption = Annotated[
-    Path | None, typer.Option("--root", help="Folder with data files; the cache folder if not given.")
-]
-ArchitectureOption = Annotated[
-    str | None, typer.Option(help="Architecture of a file that holds weights alone, e.g. small-star.")
-]
-
-
-def open_both(model: Path, data: str, architecture: str | None, root: Path | None) -> tuple[nn.Module, hf.Dataset]:
-    """Model and data set; a file of weights alone needs to be told its architecture, whose shape the data decide."""
-    dataset = hf.load_data(data, root=root)
-    if architecture is None:
-        return hf.load_model(model), dataset
-    shape, classes = tuple(dataset.test.x.shape[1:]), len(dataset.classes)
-    return hf.load_model(model, make_model(architecture, input_shape=shape, classes=classes)), dataset
 
 
 def run_folder(*words: str) -> Path:

@@ -9,9 +9,10 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 import holdfast as hf
+from holdfast.cli_options import ArchitectureOption, DataOption, ModelArgument, RootOption, open_both
 from holdfast.data import Split
 from holdfast.errors import InputError, StorageError
 from holdfast.explain.boxes import read_boxes
@@ -33,21 +34,10 @@ class DefaultGroup(typer.core.TyperGroup):
 
 app = typer.Typer(cls=DefaultGroup, help="Which features an answer rests on.", no_args_is_help=True)
 
-ModelArgument = Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")]
-DataOption = Annotated[str, typer.Option("--data", help="Name of a data set (`holdfast data list`) or a path.")]
 MethodOption = Annotated[
     list[str] | None,
     typer.Option("--method", help="`holdfast methods explain`; may be given several times."),
 ]
-RootOption = Annotated[Path | None, typer.Option("--root", help="Folder with data files.")]
-ArchitectureOption = Annotated[str | None, typer.Option(help="Architecture of a file that holds weights alone.")]
-
-
-def _open(model: Path, data: str, architecture: str | None, root: Path | None) -> tuple[nn.Module, hf.Dataset]:
-    from holdfast.cli import open_both  # the command line imports this module first
-
-    network, dataset = open_both(model, data, architecture, root)
-    return network.eval(), dataset
 
 
 def parse_inputs(text: str, count: int) -> list[int]:
@@ -77,7 +67,7 @@ def pictures(
     root: RootOption = None,
 ) -> None:
     """Draw explanations of chosen test inputs: one picture each, and all methods (and models) side by side."""
-    network, dataset = _open(model, data, architecture, root)
+    network, dataset = open_both(model, data, architecture, root)
     chosen = parse_inputs(inputs, len(dataset.test))
     x, y = dataset.test.x[chosen], dataset.test.y[chosen]
     names = [f"input {i}: {dataset.classes[label]}" for i, label in zip(chosen, y.tolist(), strict=True)]
@@ -102,7 +92,7 @@ def pictures(
             )
     save_figure(rows, out / "methods.svg", title=f"Explanations of {model.stem}")
     if against:
-        models = {model.stem: network, **{p.stem: _open(p, data, architecture, root)[0] for p in against}}
+        models = {model.stem: network, **{p.stem: open_both(p, data, architecture, root)[0] for p in against}}
         for chosen_method in method or list(METHODS):
             figure = models_figure(models, x, y, chosen_method, style=style, names=names, **how)  # type: ignore[arg-type]
             save_figure(figure, out / f"models-{chosen_method}.svg", title=f"{chosen_method} of several models")
@@ -127,7 +117,7 @@ def locality_command(
     """Score how well explanations lie inside the boxes around the objects: precision, recall, F1, pointing game."""
     if out is not None and out.suffix != ".csv":
         raise InputError(f"--out must end in .csv, got '{out}'")
-    network, dataset = _open(model, data, architecture, root)
+    network, dataset = open_both(model, data, architecture, root)
     part = dataset.test[:n]
     where = _boxes(part, boxes)
     table = Table("method", "score", "mean", "95 %", "inputs", box=None, header_style="bold", pad_edge=False)

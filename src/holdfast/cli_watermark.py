@@ -35,6 +35,7 @@ from holdfast.apps.watermark.certify import check_reach
 from holdfast.apps.watermark.files import count_copies, read_certificate
 from holdfast.apps.watermark.triggers import SCHEMES
 from holdfast.audit.hashes import hash_model, hash_tensors
+from holdfast.cli_options import ArchitectureOption, DataOption, ModelArgument, RootOption, SeedOption
 from holdfast.data import Dataset, Split, load_data, split_validation
 from holdfast.errors import InputError, StorageError, did_you_mean
 from holdfast.models import load_model, make_model, save_model
@@ -45,17 +46,12 @@ watermark_app = typer.Typer(help="Watermarks in the weights, with a certificate.
 console = Console()
 PGD = "parameter-pgd"
 
-ModelArgument = Annotated[Path, typer.Argument(help="Model file: .safetensors, or .pt with --architecture.")]
 TriggersArgument = Annotated[Path, typer.Argument(help="Trigger set that `watermark embed` wrote: triggers.npz.")]
-DataOption = Annotated[str, typer.Option("--data", help="Name of a data set (`holdfast data list`) or a path.")]
-RootOption = Annotated[Path | None, typer.Option("--root", help="Folder with data files.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Fixes every random choice.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the files of an earlier run.")]
 HalfOption = Annotated[
     bool, typer.Option("--half/--all", help="Owner and attacker have one half of the training data each, or all.")
 ]
 SigmaOption = Annotated[float, typer.Option(help="Noise on the weights, standard deviation.")]
-ArchitectureOption = Annotated[str | None, typer.Option(help="Architecture of a file that holds weights alone.")]
 
 
 @watermark_app.command("embed")

@@ -19,9 +19,9 @@ import holdfast as hf
 from holdfast.attacks.trust import Indicator
 from holdfast.audit import Audit, Record, render
 from holdfast.audit.plot import bracket_plot
-from holdfast.audit.png import data_uri, encode_png, is_picture
 from holdfast.audit.result import clopper_pearson
 from holdfast.audit.store import Example
+from holdfast.png import data_uri, encode_png, is_picture
 
 DOCS = Path(__file__).parents[2] / "docs" / "audit.md"
 

@@ -28,7 +28,7 @@ from holdfast.explain.pictures import (
     save_figure,
     signed_map,
 )
-from holdfast.explain.png import encode_png
+from holdfast.png import encode_png
 
 
 @pytest.fixture

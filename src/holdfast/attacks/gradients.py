@@ -72,7 +72,7 @@ def _conv2d(
     # The columns of the product then take little more memory than the layer's output, and the fold does not lose what
     # the product gains; with a stride it has less to do.
     strided = stride not in (1, (1, 1), [1, 1])
-    thin = weight.shape[1] <= 4 and weight[0].numel() <= len(weight) * (2 if strided else 1)
+    thin = weight.shape[1] <= 4 and weight[0].numel() <= len(weight) * (3 if strided else 1)
     plain = input.ndim == 4 and groups == 1 and not isinstance(padding, str)
     if input.requires_grad and constant and by_onednn and thin and plain:
         folded: Tensor = _FoldedConvolution.apply(input, weight, bias, stride, padding, dilation)  # type: ignore[no-untyped-call]

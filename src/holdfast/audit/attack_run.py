@@ -25,12 +25,12 @@ from holdfast.audit.attack_png import save_pngs
 from holdfast.audit.attack_summary import summarize
 from holdfast.audit.hashes import hash_model, hash_tensors
 from holdfast.audit.options import check_options
-from holdfast.audit.png import is_picture
 from holdfast.audit.runner import _exact, _inputs, _versions
 from holdfast.audit.stages import to_model
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
 from holdfast.data import Dataset
 from holdfast.errors import InputError, did_you_mean
+from holdfast.png import is_picture
 from holdfast.registry import get
 from holdfast.results import AttackResult
 from holdfast.threats import Threat

@@ -11,9 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from holdfast.audit.plot import bracket_plot
-from holdfast.audit.png import data_uri, is_picture
 from holdfast.audit.result import Audit, Record, interval_text, percent
 from holdfast.errors import InputError
+from holdfast.png import data_uri, is_picture
 
 _TEMPLATE = "report.html.j2"
 

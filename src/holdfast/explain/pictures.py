@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import InputError, StorageError, did_you_mean
 from holdfast.explain import explain
-from holdfast.explain.png import encode_png, png_uri
+from holdfast.png import data_uri, encode_png
 
 Style = Literal["overlay", "signed", "heat"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -173,7 +173,7 @@ def figure_svg(rows: Sequence[Sequence[Panel]], *, title: str = "Explanations") 
             left, top = GAP + j * (width + GAP), GAP + i * line
             shown = f'x="{left}" y="{top + HEAD}" width="{width}" height="{height}" style="image-rendering: pixelated"'
             parts.append(f'<text x="{left}" y="{top + 14}">{escape(panel.title)}</text>')
-            parts.append(f'<image {shown} href="{png_uri(panel.image)}"><title>{escape(panel.title)}</title></image>')
+            parts.append(f'<image {shown} href="{data_uri(panel.image)}"><title>{escape(panel.title)}</title></image>')
     return "\n".join([*parts, "</svg>\n"])
 
 

@@ -1,0 +1,569 @@
+"""Lipschitz certificates: what can be proved at l2 of networks trained for it, what it costs, and how tight it is.
+
+Parts, which can run at different times and are put together in one file of results:
+
+- mnist: GloRo at l2 1.58 (4C3F) and 0.3 (2C2F), BCP and Lipschitz-margin training at 1.58; verified accuracy on all
+  10,000 test inputs by Holdfast's certificates, rounding included.
+- cifar: CIFAR-10 at l2 36/255; after each epoch, CPU seconds so far and the verified accuracy of the model that one
+  would have if the run ended there.
+- time: `hf.certify(method="gloro")` on 10,000 inputs against plain inference by the same model.
+- norms: the proven norm of an operator against its largest singular value, and the estimate of training against it.
+- attack: l2 attacks inside certified radii. None may succeed.
+
+One thread; the full training set but for a validation split, on which the epoch is chosen. Published figures are for
+five to forty times as many epochs.
+
+    python benchmarks/lipschitz.py --data ROOT --models MODELS --part mnist          # hours
+    python benchmarks/lipschitz.py --data ROOT --models MODELS --part mnist --only gloro-0.3 --resume
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse.linalg
+import torch
+from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, write_results
+from torch import Tensor, nn
+
+import holdfast as hf
+from holdfast.bounds.graph import trace, trace_batch
+from holdfast.bounds.lipschitz import in_double, lipschitz_estimate
+from holdfast.bounds.ops import Affine, Conv, Linear
+from holdfast.bounds.spectral import domain, linear_part, norm_bound, power_iteration, start_vector
+from holdfast.data import Dataset
+from holdfast.train.objectives.gloro import emma_loss
+
+NAME = "lipschitz"
+PARTS = ("mnist", "cifar", "time", "norms", "attack")
+PACKAGES = ("holdfast", "torch", "scipy")
+Cell = dict[str, Any]
+
+# --- The runs ---------------------------------------------------------------------------------------------------------
+
+BASE: dict[str, Any] = {"validation": 0.03, "seed": 0, "evaluate": {"count": 1500, "attack_steps": 0}}
+# Small batches: within a few epochs the number of steps counts, and 2C2F at 1.58 proves 49 % after three epochs with
+# batches of 32 against 40 % with batches of 128.
+SMALL_STEPS = {
+    **BASE,
+    "batch_size": 32,
+    "optimizer": {"name": "adam", "lr": 1e-3},
+    "learning_rate": {"name": "one-cycle", "initial": 1.0, "peak": 0.3, "final": 1e-3},  # constant, then linear down
+}
+
+MNIST: dict[str, Cell] = {
+    "gloro-0.3": {
+        **SMALL_STEPS,
+        "threat": "l2:0.3",
+        "epochs": 14,
+        "model": {"name": "2c2f-minmax"},
+        "objective": {"name": "gloro", "loss": "trades", "weight": 1.5, "steps": 2},
+        "budget": {"name": "linear", "end": 6, "final": 1.02},
+    },
+    "gloro-1.58": {
+        **SMALL_STEPS,
+        "threat": "l2:1.58",
+        "epochs": 12,
+        "model": {"name": "4c3f-minmax"},
+        "objective": {"name": "gloro", "loss": "trades", "weight": 2.0, "steps": 2},
+        "budget": {"name": "linear", "end": 5, "final": 1.02},
+    },
+    "bcp-1.58": {
+        **SMALL_STEPS,
+        "threat": "l2:1.58",
+        "epochs": 6,
+        "model": {"name": "4c3f"},
+        "objective": {"name": "bcp", "solver_steps": 4},
+        "budget": {"name": "linear", "start": 0.25, "end": 3},
+    },
+    "lmt-1.58": {
+        **SMALL_STEPS,
+        "threat": "l2:1.58",
+        "epochs": 6,
+        "model": {"name": "4c3f"},
+        "objective": {"name": "lmt"},
+        "budget": {"name": "linear", "start": 0.25, "end": 3},
+        "evaluate": {**BASE["evaluate"], "certify": "gloro"},  # the bound of the paper that measured 40.55 %
+    },
+}
+PUBLISHED = {"gloro-0.3": 95.7, "gloro-1.58": 62.8, "bcp-1.58": 47.95, "lmt-1.58": 40.55}
+
+
+def cifar(model: Cell, epochs: int, batch_size: int = 64) -> Cell:
+    """Schedules in epochs, not in shares of the run, so that a run that goes on is the same run."""
+    fall = epochs // 2
+    return {
+        **BASE,
+        "threat": "l2:36/255",
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "model": {**model, "normalize": [0.5, 1.0]},
+        "objective": {"name": "gloro", "loss": "emma", "steps": 2},
+        "optimizer": {"name": "adam", "lr": 1e-3, "clip_norm": 3.0},
+        "learning_rate": {"name": "multistep", "milestones": list(range(fall, epochs)), "gamma": 0.03 ** (2 / epochs)},
+        "budget": {"name": "linear", "end": max(1, epochs // 3)},
+        "augment": {"crop": 2, "flip": True},
+    }
+
+
+HALF = [[16, 3, 1, 1], [16, 3, 1, 1], [16, 4, 2, 1], [32, 3, 1, 1], [32, 3, 1, 1], [32, 4, 2, 1]]
+CIFAR: dict[str, Cell] = {
+    "6c2f": cifar({"name": "6c2f-minmax"}, 8),
+    "6c2f-half": cifar({"name": "6c2f-minmax", "layers": HALF, "hidden": [256]}, 16),
+    "liresnet-l4w64": cifar({"name": "liresnet", "depth": 4, "width": 64, "neck": 512}, 10),
+}
+RUNS: dict[str, dict[str, Cell]] = {"mnist": MNIST, "cifar": CIFAR}
+
+# --- Results: one file, read and written again with every finished cell -----------------------------------------------
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """What was measured so far, by part; empty if nothing was."""
+    path = folder / f"{NAME}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def store(folder: Path, part: str, key: str, cell: Cell) -> None:
+    """Puts one cell among the results."""
+    record = read_results(folder)
+    record.setdefault(part, {})[key] = {**cell, "run": describe_run(PACKAGES)}
+    write_results(NAME, record, to_markdown(record), folder)
+    print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k != 'recipe'})}", flush=True)
+
+
+# --- Training and judging ---------------------------------------------------------------------------------------------
+
+
+def train(key: str, recipe: Cell, data: Dataset, models: Path) -> tuple[nn.Module, float, list[dict[str, Any]]]:
+    """The model of the best epoch, CPU seconds of all calls so far and the history; an interrupted run goes on."""
+    folder, started = models / key, time.process_time()
+    note = folder / "cpu_seconds.txt"
+    before = float(note.read_text()) if note.exists() else 0.0
+    try:
+        result = hf.train({**recipe, "name": key}, data=data, out=folder, resume=(folder / "recipe.toml").exists())
+    finally:  # also if a signal ends the run in the middle
+        seconds = before + time.process_time() - started
+        note.write_text(f"{seconds:.1f}")
+    return result.model.eval(), seconds, result.history
+
+
+def trained(key: str, models: Path) -> nn.Module:
+    """The model of a finished run."""
+    return hf.load_model(models / key / "model.safetensors").eval()
+
+
+def percent(hits: Tensor) -> float:
+    """Share of True, in percent."""
+    return round(100 * float(hits.double().mean()), 2)
+
+
+def judge(model: nn.Module, data: Dataset, threat: hf.L2, attacked: int = 1000) -> Cell:
+    """Accuracies in percent: clean and verified on the whole test set, under APGD on its first `attacked` inputs."""
+    x, y = data.test.x, data.test.y
+    with torch.no_grad():
+        right = torch.cat([model(part).argmax(1) for part in x.split(500)]) == y
+    proved = {name: hf.certify(model, x, y, threat, name).certified for name in ("gloro", "bcp", "lipschitz")}
+    loose = hf.certify(model, x, y, threat, "gloro", sound=False).certified
+    broken = hf.attack(model, x[:attacked], y[:attacked], threat, "apgd-ce", steps=20).success
+    return {
+        "clean": percent(right),
+        **{name: percent(certified) for name, certified in proved.items()},
+        "best": percent(proved["gloro"] | proved["bcp"]),
+        "gloro without rounding": percent(loose),
+        f"apgd-ce, first {attacked}": percent(right[:attacked] & ~broken),
+    }
+
+
+def run_mnist(key: str, data: Dataset, models: Path, folder: Path) -> None:
+    """Trains and judges one model."""
+    recipe, others = MNIST[key], Neighbours()
+    model, seconds, history = train(key, recipe, data, models)
+    started = time.process_time()
+    accuracies = judge(model, data, hf.L2(float(recipe["threat"].removeprefix("l2:"))))
+    cell = {
+        "objective": recipe["objective"]["name"],
+        "threat": recipe["threat"],
+        "accuracies": accuracies,
+        "published": PUBLISHED[key],
+        "epochs": len(history),
+        "validation": [round(100 * row["validation_certified"], 2) for row in history],
+        "train_cpu_seconds": round(seconds),
+        "judge_cpu_seconds": round(time.process_time() - started),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "others": others.cores(),
+        "recipe": recipe,
+    }
+    store(folder, "mnist", key, cell)
+
+
+def run_cifar(key: str, data: Dataset, models: Path, folder: Path, count: int = 1000) -> None:
+    """One epoch after the other; each leaves a point of the curve, and the last one figures on the whole test set."""
+    recipe, others = CIFAR[key], Neighbours()
+    threat = hf.threat(recipe["threat"])
+    curve = read_results(folder).get("cifar", {}).get(key, {}).get("curve", [])
+    x, y = data.test.x, data.test.y
+    for epoch in range(len(curve) + 1, recipe["epochs"] + 1):
+        model, seconds, history = train(key, {**recipe, "epochs": epoch}, data, models)
+        size = len(x) if epoch == recipe["epochs"] else count
+        certified = hf.certify(model, x[:size], y[:size], threat, "gloro").certified
+        with torch.no_grad():
+            right = torch.cat([model(part).argmax(1) for part in x[:size].split(500)]) == y[:size]
+        point = {"epoch": epoch, "cpu_seconds": round(seconds), "clean": percent(right[:count])}
+        point |= {"verified": percent(certified[:count])}
+        point |= {"validation": round(100 * history[-1]["validation_certified"], 2)}
+        curve = [*curve, point]
+        cell = {
+            "threat": recipe["threat"],
+            "inputs": count,
+            "curve": curve,
+            "whole test set": {"inputs": size, "clean": percent(right), "verified": percent(certified)}
+            if size > count
+            else None,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "others": others.cores(),
+            "recipe": recipe,
+        }
+        store(folder, "cifar", key, cell)
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+
+
+def run_time(key: str, data: Dataset, models: Path, folder: Path, rounds: int = 15) -> None:
+    """Seconds for 10,000 inputs, certificate and inference in turn with batches of the same size; median of ratios."""
+    model, x, y = trained(key, models), data.test.x, data.test.y
+    threat, others, seconds = hf.threat(MNIST[key]["threat"]), Neighbours(), []
+    started = time.process_time()
+    hf.certify(model, x[:1], y[:1], threat, "gloro")
+    first = time.process_time() - started
+
+    def infer() -> None:
+        with torch.no_grad():
+            torch.cat([model(part) for part in x.split(256)])
+
+    def certify() -> None:
+        hf.certify(model, x, y, threat, "gloro", chunk=256)
+
+    for turn in range(rounds + 1):
+        taken = {}
+        for work in (infer, certify) if turn % 2 else (certify, infer):
+            started = time.process_time()
+            work()
+            taken[work.__name__] = time.process_time() - started
+        seconds.append(taken)
+    seconds = seconds[1:]  # the first round warms up
+    ratios = [taken["certify"] / taken["infer"] for taken in seconds]
+    cell = {
+        "inputs": len(x),
+        "inference_seconds": round(statistics.median(taken["infer"] for taken in seconds), 3),
+        "certify_seconds": round(statistics.median(taken["certify"] for taken in seconds), 3),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "constants_once_seconds": round(first, 2),
+        "others": others.cores(),
+    }
+    store(folder, "time", key, cell)
+
+
+# --- Norms ------------------------------------------------------------------------------------------------------------
+
+
+def exact_norm(op: Affine, largest: int = 4096) -> tuple[float, str]:
+    """The largest singular value of the operator in float64, and how it was found.
+
+    The Gram matrix of the smaller side, written out, up to `largest` rows; beyond, Lanczos iteration to machine
+    precision, which comes from below.
+    """
+    inside = domain(op)
+    outside = tuple(op.apply(torch.zeros(1, *inside, dtype=torch.float64)).shape[1:])
+    n, m = math.prod(inside), math.prod(outside)
+    if n <= m:
+        size, shape = n, inside
+
+        def gram(v: Tensor) -> Tensor:
+            return op.transpose(op.apply(v))
+    else:
+        size, shape = m, outside
+
+        def gram(v: Tensor) -> Tensor:
+            return op.apply(op.transpose(v))
+
+    if size > largest:
+        linear = scipy.sparse.linalg.LinearOperator(
+            (size, size), matvec=lambda v: gram(torch.from_numpy(v).view(1, *shape)).flatten().numpy(), dtype=np.float64
+        )
+        start = np.random.default_rng(0).standard_normal(size)
+        value = scipy.sparse.linalg.eigsh(linear, k=1, which="LA", v0=start, return_eigenvectors=False)[0]
+        return math.sqrt(value), "Lanczos"
+    if max(n, m) <= 1024:
+        matrix = op.apply(torch.eye(n, dtype=torch.float64).view(n, *inside)).flatten(1)
+        return float(torch.linalg.svdvals(matrix)[0]), "SVD"
+    rows = torch.eye(size, dtype=torch.float64).view(size, *shape).split(256)
+    whole = torch.cat([gram(part).flatten(1) for part in rows]).numpy()
+    top = scipy.linalg.eigh(whole, subset_by_index=[size - 1, size - 1], eigvals_only=True, overwrite_a=True)[0]
+    return math.sqrt(top), "eigenvalue of the Gram matrix"
+
+
+def affine_ops(model: nn.Module, x: Tensor) -> list[tuple[str, Affine]]:
+    """Convolutions and dense layers of a network but the last, which enters by its rows; linear parts in float64."""
+    nodes = [node for node in trace(model, x).nodes if isinstance(node.op, Linear | Conv)]
+    return [(node.name, in_double(node.op)) for node in nodes[:-1]]
+
+
+def run_norms(key: str, data: Dataset, models: Path, folder: Path) -> None:
+    """Ratios of the proven bound, and of the estimate of training, to the exact norm, for all layers of one model."""
+    model, recipe = trained(key, models), (MNIST | CIFAR)[key]
+    layers = []
+    for name, op in affine_ops(model, data.test.x[:1]):
+        started = time.process_time()
+        bound = norm_bound(op)
+        seconds = time.process_time() - started
+        exact, way = exact_norm(op)
+        estimate = float(power_iteration(op, start_vector(op, torch.zeros((), dtype=torch.float64)), 100)[0])
+        layer = {"layer": name, "kind": type(op).__name__, "exact": exact, "by": way, "seconds": round(seconds, 2)}
+        layers.append({**layer, "bound / exact": bound / exact, "estimate / exact": estimate / exact})
+    moving = moving_estimate(model, data, recipe) if recipe["objective"]["name"] == "gloro" else None
+    store(folder, "norms", key, {"layers": layers, "moving": moving})
+
+
+def moving_estimate(model: nn.Module, data: Dataset, recipe: Cell, steps: int = 50) -> Cell:
+    """The estimate while the weights move: 50 steps of training go on from its end, at the learning rate of its start.
+
+    Returns:
+        The smallest and the largest estimate / exact of a layer, after these steps.
+    """
+    power, budget = recipe["objective"]["steps"], hf.threat(recipe["threat"]).budget
+    optimizer = torch.optim.Adam(model.parameters(), lr=recipe["optimizer"]["lr"])
+    state: dict[str, Tensor] = {}
+    batches = zip(data.train.x.split(128), data.train.y.split(128), strict=True)
+    for x, y in itertools.islice(batches, steps):
+        graph, logits = trace_batch(model.train(), x)
+        bound, state = lipschitz_estimate(graph, state, steps=power if state else 100)
+        optimizer.zero_grad()
+        emma_loss(logits, y, bound.pairs, budget).mean().backward()
+        optimizer.step()
+    bound, _ = lipschitz_estimate(trace(model.eval(), x[:1]), state, steps=power)
+    sigmas = [sigma.item() for _, sigma in bound.layers if sigma.requires_grad]  # activations have a constant
+    ratios = [s / exact_norm(op)[0] for s, (_, op) in zip(sigmas, affine_ops(model, x[:1]), strict=True)]
+    return {"power steps": power, "smallest": min(ratios), "largest": max(ratios)}
+
+
+def run_sweep(folder: Path) -> None:
+    """Small operators of every kind: kernels, strides, paddings, dilations, groups; random and constant weights."""
+    kinds: dict[str, list[float]] = {}
+    for kernel, stride, padding, dilation, groups in itertools.product(
+        (1, 2, 3, 4, 5), (1, 2, 3), (0, 1, 2), (1, 2), (1, 2)
+    ):
+        if dilation * (kernel - 1) >= 8 + 2 * padding:
+            continue
+        for constant in (False, True):
+            conv = nn.Conv2d(2, 4, kernel, stride, padding, dilation, groups)
+            nn.init.constant_(conv.weight, 1.0) if constant else nn.init.normal_(conv.weight)
+            kinds.setdefault("convolution", []).append(_ratio(nn.Sequential(conv, nn.Flatten()), (2, 8, 8)))
+    for n, m in itertools.product((1, 3, 40, 200), repeat=2):
+        kinds.setdefault("dense", []).append(_ratio(nn.Linear(n, m), (n,)))
+    for kernel, stride, padding in itertools.product((1, 2, 3), (1, 2, 3), (0, 1)):
+        if 2 * padding <= kernel:
+            pool = nn.Sequential(nn.AvgPool2d(kernel, stride, padding), nn.Flatten())
+            kinds.setdefault("average pooling", []).append(_ratio(pool, (2, 8, 8)))
+    for seed in range(10):
+        torch.manual_seed(seed)
+        norm = nn.BatchNorm2d(3)
+        nn.init.normal_(norm.weight)
+        norm.running_var.copy_(torch.rand(3) + 0.1)
+        kinds.setdefault("batch norm", []).append(_ratio(nn.Sequential(norm, nn.Flatten()), (3, 6, 6)))
+        block = hf.make_model("liresnet", input_shape=(3, 16, 16), classes=4, depth=1, width=4, neck=8, seed=seed)[2]
+        nn.init.normal_(block.weight)
+        kinds.setdefault("linear residual", []).append(_ratio(nn.Sequential(block, nn.Flatten()), (4, 8, 8)))
+    cell = {
+        kind: {"operators": len(ratios), "smallest": min(ratios), "largest": max(ratios)}
+        for kind, ratios in kinds.items()
+    }
+    store(folder, "norms", "sweep", cell)
+
+
+def _ratio(model: nn.Module, shape: tuple[int, ...]) -> float:
+    """Proven bound / largest singular value of the Jacobian of an affine module, which is written out by autograd."""
+    model, x = model.double().eval(), torch.zeros(1, *shape, dtype=torch.float64)
+    (op,) = [node.op for node in trace(model, x).nodes if isinstance(node.op, Affine)]
+    matrix = torch.autograd.functional.jacobian(model, x).reshape(-1, math.prod(shape))
+    return norm_bound(linear_part(op)) / float(torch.linalg.svdvals(matrix)[0])
+
+
+# --- Attacks ----------------------------------------------------------------------------------------------------------
+
+ATTACKS: dict[str, dict[str, Any]] = {
+    "apgd-ce": {"steps": 100},
+    "apgd-t": {"steps": 20},
+    "cascade": {"queries": 200},
+    "cw": {"steps": 50, "rounds": 5},
+    "fab": {"steps": 50},
+    "square": {"queries": 1000},
+    "hopskipjump": {"queries": 1000},
+}
+"""Options that differ from the defaults keep the time down: a few percent of the standard budgets."""
+
+
+def run_attack(key: str, data: Dataset, models: Path, folder: Path, count: int, group: int = 10) -> None:
+    """Attacks certified test inputs at the smallest certified radius of their group, which is within that of each.
+
+    Inputs are spread evenly over all certified ones in the order of their radii, and groups are neighbours in it.
+    """
+    part = "mnist" if key in MNIST else "cifar"
+    method = "bcp" if key.startswith("bcp") else "gloro"
+    threat, model = hf.threat(RUNS[part][key]["threat"]), trained(key, models)
+    x, y = data.test.x[:3000], data.test.y[:3000]
+    result = hf.certify(model, x, y, threat, method)
+    radius = torch.full((len(x),), threat.budget) if result.radius is None else result.radius
+    proved = result.certified.nonzero()[:, 0]
+    proved = proved[radius[proved].argsort()]
+    proved = proved[torch.linspace(0, len(proved) - 1, min(count, len(proved))).long()]
+    groups, broken, seconds = proved.split(group), {}, {}
+    for name, options in ATTACKS.items():
+        started = time.process_time()
+        hits = [
+            hf.attack(model, x[i], y[i], hf.L2(float(radius[i].min())), name, **options).success.sum() for i in groups
+        ]
+        broken[name], seconds[name] = int(sum(hits)), round(time.process_time() - started)
+        cell = {
+            "certificate": method,
+            "attacked": len(proved),
+            "radii": [round(float(radius[proved].min()), 4), round(float(radius[proved].max()), 4)],
+            "broken": broken,
+            "options": ATTACKS,
+            "cpu_seconds": seconds,
+        }
+        store(folder, "attack", key, cell)
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(record: dict[str, Any]) -> str:
+    """The results as a page."""
+    lines = ["# Lipschitz certificates", "", "Made by benchmarks/lipschitz.py; its docstring says what is done."]
+    tables = {"mnist": _mnist, "cifar": _cifar, "time": _time, "norms": _norms, "attack": _attack}
+    for part, table in tables.items():
+        if part in record:
+            lines += ["", f"## {part}", "", table(record[part])]
+    runs = {describe_markdown(cell["run"]) for cells in record.values() for cell in cells.values()}
+    return "\n".join([*lines, "", "## Runs", "", *sorted(runs)])
+
+
+def _mnist(cells: dict[str, Cell]) -> str:
+    names = list(next(iter(cells.values()))["accuracies"])
+    header = ("run", "threat", *names, "published", "epochs", "CPU s")
+    rows = [
+        (key, c["threat"], *c["accuracies"].values(), c["published"], c["epochs"], c["train_cpu_seconds"])
+        for key, c in cells.items()
+    ]
+    return "Accuracy in percent.\n\n" + markdown_table(header, rows)
+
+
+def _cifar(cells: dict[str, Cell]) -> str:
+    parts = []
+    for key, cell in cells.items():
+        rows = [(p["epoch"], p["cpu_seconds"], p["clean"], p["verified"], p["validation"]) for p in cell["curve"]]
+        whole = cell["whole test set"]
+        end = f" Whole test set at the end: {whole['clean']} clean, {whole['verified']} verified." if whole else ""
+        text = f"{key}, {cell['parameters']} parameters; percent of the first {cell['inputs']} test inputs.{end}"
+        table = markdown_table(("epoch", "CPU s", "clean", "verified", "verified, validation"), rows)
+        parts.append(f"{text}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def _time(cells: dict[str, Cell]) -> str:
+    header = ("model", "inputs", "inference s", "certify s", "ratio", "constants, once, s", "others")
+    keys = ("inputs", "inference_seconds", "certify_seconds", "ratio", "constants_once_seconds", "others")
+    return markdown_table(header, [(key, *(c[k] for k in keys)) for key, c in cells.items()])
+
+
+def _norms(cells: dict[str, Cell]) -> str:
+    layers, nets, kinds = [], [], []
+    for key, cell in cells.items():
+        if key == "sweep":
+            kinds = [
+                (kind, c["operators"], f"{c['smallest']:.7f}", f"{c['largest']:.5f}")
+                for kind, c in cell.items()
+                if kind != "run"
+            ]
+            continue
+        for c in cell["layers"]:
+            figures = (f"{c[name]:.6f}" for name in ("exact", "bound / exact", "estimate / exact"))
+            layers.append((key, c["layer"], c["kind"], *figures, c["by"], c["seconds"]))
+        if moving := cell["moving"]:
+            nets.append((key, moving["power steps"], f"{moving['smallest']:.4f}", f"{moving['largest']:.4f}"))
+    tables = [
+        (("small operators", "number", "smallest bound / SVD", "largest"), kinds),
+        (("model", "layer", "kind", "exact", "bound / exact", "estimate / exact", "exact by", "s"), layers),
+        (("model in training", "power steps", "smallest estimate / exact", "largest"), nets),
+    ]
+    return "\n\n".join(markdown_table(header, rows) for header, rows in tables if rows)
+
+
+def _attack(cells: dict[str, Cell]) -> str:
+    header = ("model", "certificate", "attacked", "radii", *ATTACKS, "CPU s")
+    rows = [
+        (
+            key,
+            c["certificate"],
+            c["attacked"],
+            " to ".join(map(str, c["radii"])),
+            *(c["broken"].get(name, "not run") for name in ATTACKS),
+            sum(c["cpu_seconds"].values()),
+        )
+        for key, c in cells.items()
+    ]
+    return f"Certified inputs that an attack broke; options {json.dumps(ATTACKS)}.\n\n" + markdown_table(header, rows)
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Runs the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with mnist and cifar10")
+    parser.add_argument("--models", type=Path, help="folder for the runs")
+    parser.add_argument("--part", choices=PARTS, required=True)
+    parser.add_argument("--only", nargs="*", help="keys of the runs; by default all that the part can do")
+    parser.add_argument("--resume", action="store_true", help="leave out what is among the results")
+    parser.add_argument("--count", type=int, default=200, help="inputs to attack")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    part, models, out = options.part, options.models, options.out
+    done = read_results(out).get(part, {}) if options.resume else {}
+    every = {"mnist": MNIST, "cifar": CIFAR, "time": ("gloro-0.3", "gloro-1.58"), "norms": ("sweep", *MNIST, *CIFAR)}
+    sets: dict[str, Dataset] = {}
+    for key in options.only or every.get(part, (*MNIST, *CIFAR)):
+        whole = part != "cifar" or len(done.get(key, {}).get("curve", ())) == CIFAR[key]["epochs"]
+        if key in done and whole:
+            continue
+        name = "cifar10" if key in CIFAR else "mnist"
+        if key != "sweep" and name not in sets:
+            sets[name] = hf.load_data(name, root=options.data)
+        match part:
+            case "mnist":
+                run_mnist(key, sets[name], models, out)
+            case "cifar":
+                run_cifar(key, sets[name], models, out)
+            case "time":
+                run_time(key, sets[name], models, out)
+            case "norms" if key == "sweep":
+                run_sweep(out)
+            case "norms":
+                run_norms(key, sets[name], models, out)
+            case "attack":
+                run_attack(key, sets[name], models, out, options.count)
+
+
+if __name__ == "__main__":
+    main()
