@@ -308,3 +308,14 @@ def test_ctrl_c_saves_and_the_run_can_be_resumed(holdfast, tmp_path):
     assert code == 0
     assert "model: run/model.safetensors" in out
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_audit_of_a_smoothed_model(holdfast, refused, trained):
+    model = trained / "model.safetensors"
+    code, out, _ = holdfast(
+        *("audit", model, "--threat", "l2:0.1", "--sigma", 0.25, "--n", 4, "--budgets", 1, "--out", "smoothed")
+    )
+    assert code == 0
+    assert "wrong with probability 0.001 at most" in " ".join(out.split())
+    assert "sigma is the standard deviation" in refused("audit", model, "--threat", "l2:0.1", "--sigma", "0")
+    assert "hf.Smoothed(model, sigma)" in refused("audit", model, "--threat", "l2:0.1", "--certify", "smoothing")

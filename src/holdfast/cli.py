@@ -46,6 +46,7 @@ app.add_typer(explain_app, name="explain")
 app.add_typer(watermark_app, name="watermark")
 
 console = Console()
+SMOOTHED_COPIES = 100  # of an audited model, in each look at it
 
 
 def run_folder(*words: str) -> Path:
@@ -60,8 +61,16 @@ def audit(
     threat: ThreatOption = "linf:0.1",
     n: Annotated[int, typer.Option("--n", help="Audit the first N test inputs.")] = 500,
     budgets: Annotated[int, typer.Option(help="How many budgets, up to the threat's own.")] = 5,
-    attack: Annotated[str, typer.Option(help="Attack (`holdfast methods attack`).")] = "cascade",
-    certify: Annotated[str, typer.Option(help="Certificate (`holdfast methods certify`).")] = "auto",
+    attack: Annotated[
+        str | None, typer.Option(help="Attack (`holdfast methods attack`): cascade if not given; with --sigma: pgd.")
+    ] = None,
+    certify: Annotated[
+        str | None,
+        typer.Option(help="Certificate (`holdfast methods certify`): auto if not given; with --sigma: smoothing."),
+    ] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Audit the model smoothed with this noise, which it was trained with.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-THREAT if not given.")] = None,
     seed: SeedOption = 0,
     architecture: ArchitectureOption = None,
@@ -74,14 +83,16 @@ def audit(
     limit = hf.threat(threat)
     network, dataset = open_both(model, data, architecture, root)
     folder = out or run_folder("audit", model.stem, threat)
+    if sigma is not None:  # each look at the smoothed model costs as many passes as it has copies
+        network = hf.Smoothed(network, sigma, n=SMOOTHED_COPIES).eval()
     result = hf.audit(
         network,
         dataset,
         limit,
         n=n,
         budgets=budgets,
-        attack=attack,
-        certify=certify,
+        attack=attack or ("cascade" if sigma is None else "pgd"),
+        certify=certify or ("auto" if sigma is None else "smoothing"),
         out=folder,
         seed=seed,
         name=model.stem,

@@ -355,3 +355,14 @@ def test_no_attack_on_the_smoothed_classifier_beats_its_certificate():
         broken += int(differs.sum())
     assert broken > 0
     assert bool((radius > 0.1).any())
+
+
+def test_attacks_reach_through_a_smoothed_convolutional_network():
+    model = hf.make_model("small-star", seed=0).eval()
+    smoothed = hf.Smoothed(model, 0.25, n=150).eval()
+    x, y = torch.rand(3, 1, 28, 28), torch.tensor([1, 2, 3])
+    result = hf.attack(smoothed, x, y, hf.L2(0.5), "pgd", steps=2)
+    assert bool((result.gradients <= 2).all())
+    moved = torch.rand(3, 1, 28, 28, requires_grad=True)
+    (gradient,) = torch.autograd.grad(smoothed(moved).sum(), moved)
+    assert float(gradient.abs().max()) > 0

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from holdfast.attacks.gradients import logits_of
 from holdfast.certify.confidence import binomial_p_value, check_alpha
 from holdfast.certify.percentile import check_sigma
 from holdfast.certify.smoothing import gaussian
@@ -109,7 +110,9 @@ class Smoothed(nn.Module):
         def shares(x: Tensor) -> tuple[Tensor, Tensor]:
             generator = torch.Generator(x.device).manual_seed((int(key) + start // BLOCK) & 0xFFFFFFFF)
             noise = gaussian(self.sigma)(x.new_zeros(x.shape[1:]), BLOCK, generator)[:number]
-            logits = self.model((x[:, None] + noise).flatten(0, 1))
+            copies = (x[:, None] + noise).flatten(0, 1)
+            # The gradients that attacks use, also when the backward pass computes the block again by itself.
+            logits = logits_of(self.model, copies) if soft else self.model(copies)
             if not bool(logits.isfinite().all()):
                 raise InputError("the model returns NaN or infinite logits on noisy copies of its inputs")
             logits = logits.unflatten(0, (len(x), number))
