@@ -18,13 +18,12 @@ objectness: not COCO's.
 
 import argparse
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, write_results
+from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, store_cell
 from safetensors.torch import load_file, save_file
 
 import holdfast as hf
@@ -64,18 +63,9 @@ Cell = dict[str, Any]
 # --- Results: one file, read and written again with every finished cell -----------------------------------------------
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """What was measured so far, by part; empty if nothing was."""
-    path = folder / f"{NAME}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def store(folder: Path, part: str, key: str, cell: Cell) -> None:
     """Puts one cell among the results."""
-    record = read_results(folder)
-    record.setdefault(part, {})[key] = {**cell, "run": describe_run(PACKAGES)}
-    write_results(NAME, record, to_markdown(record), folder)
-    print(f"{part}, {key}: {json.dumps(cell)}", flush=True)
+    store_cell(NAME, part, key, {**cell, "run": describe_run(PACKAGES)}, to_markdown=to_markdown, folder=folder)
 
 
 # --- Detectors --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ The part "captum" needs Captum in the environment.
 import argparse
 import copy
 import itertools
-import json
 import multiprocessing
 import statistics
 import time
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, write_results
+from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
 from torch import Tensor, nn
 
 import holdfast as hf
@@ -55,18 +54,9 @@ Cell = dict[str, Any]
 # --- Results: one file, read and written again with every finished cell -----------------------------------------------
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """What was measured so far, by part; empty if nothing was."""
-    path = folder / f"{NAME}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def store(folder: Path, part: str, key: str, cell: Cell, packages: tuple[str, ...] = PACKAGES) -> None:
     """Puts one cell among the results."""
-    record = read_results(folder)
-    record.setdefault(part, {})[key] = {**cell, "run": describe_run(packages)}
-    write_results(NAME, record, to_markdown(record), folder)
-    print(f"{part}, {key}: {json.dumps(cell)}", flush=True)
+    store_cell(NAME, part, key, {**cell, "run": describe_run(packages)}, to_markdown=to_markdown, folder=folder)
 
 
 # --- Captum -----------------------------------------------------------------------------------------------------------
@@ -401,7 +391,7 @@ def main() -> None:
     else:
         if options.models is None:
             parser.error("the part 'locality' needs --models")
-        done = read_results(options.out).get("locality", {}) if options.resume else {}
+        done = read_results(NAME, options.out).get("locality", {}) if options.resume else {}
         sizes = {"scenes": options.scenes, "count": options.inputs, "epochs": options.epochs}
         measure_locality(options.out, options.models, done, **sizes)
 

@@ -30,7 +30,7 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse.linalg
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, write_results
+from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
 from torch import Tensor, nn
 
 import holdfast as hf
@@ -124,18 +124,10 @@ RUNS: dict[str, dict[str, Cell]] = {"mnist": MNIST, "cifar": CIFAR}
 # --- Results: one file, read and written again with every finished cell -----------------------------------------------
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """What was measured so far, by part; empty if nothing was."""
-    path = folder / f"{NAME}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def store(folder: Path, part: str, key: str, cell: Cell) -> None:
     """Puts one cell among the results."""
-    record = read_results(folder)
-    record.setdefault(part, {})[key] = {**cell, "run": describe_run(PACKAGES)}
-    write_results(NAME, record, to_markdown(record), folder)
-    print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k != 'recipe'})}", flush=True)
+    cell = {**cell, "run": describe_run(PACKAGES)}
+    store_cell(NAME, part, key, cell, to_markdown=to_markdown, folder=folder, silent=("run", "recipe"))
 
 
 # --- Training and judging ---------------------------------------------------------------------------------------------
@@ -207,7 +199,7 @@ def run_cifar(key: str, data: Dataset, models: Path, folder: Path, count: int = 
     """One epoch after the other; each leaves a point of the curve, and the last one figures on the whole test set."""
     recipe, others = CIFAR[key], Neighbours()
     threat = hf.threat(recipe["threat"])
-    curve = read_results(folder).get("cifar", {}).get(key, {}).get("curve", [])
+    curve = read_results(NAME, folder).get("cifar", {}).get(key, {}).get("curve", [])
     x, y = data.test.x, data.test.y
     for epoch in range(len(curve) + 1, recipe["epochs"] + 1):
         model, seconds, history = train(key, {**recipe, "epochs": epoch}, data, models)
@@ -540,7 +532,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     part, models, out = options.part, options.models, options.out
-    done = read_results(out).get(part, {}) if options.resume else {}
+    done = read_results(NAME, out).get(part, {}) if options.resume else {}
     every = {"mnist": MNIST, "cifar": CIFAR, "time": ("gloro-0.3", "gloro-1.58"), "norms": ("sweep", *MNIST, *CIFAR)}
     sets: dict[str, Dataset] = {}
     for key in options.only or every.get(part, (*MNIST, *CIFAR)):

@@ -20,14 +20,13 @@ certificates themselves are drawn with noise that was not used in these trials.
 """
 
 import argparse
-import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, write_results
+from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
 from torch import nn
 
 import holdfast as hf
@@ -120,18 +119,9 @@ PUBLISHED = {
 # --- Results: one file, read and written again with every finished cell -----------------------------------------------
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """What was measured so far, by part; empty if nothing was."""
-    path = folder / f"{NAME}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def store(folder: Path, part: str, key: str, cell: Cell) -> None:
     """Puts one cell among the results."""
-    record = read_results(folder)
-    record.setdefault(part, {})[key] = cell
-    write_results(NAME, record, to_markdown(record), folder)
-    print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k not in ('run', 'options')})}", flush=True)
+    store_cell(NAME, part, key, cell, to_markdown=to_markdown, folder=folder, silent=("run", "options"))
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
@@ -350,7 +340,7 @@ def main() -> None:
     data = hf.load_data("mnist-mini") if options.quick else hf.load_data("mnist", root=options.data)
     setup = Setup(data, options.models, quick=options.quick)
     for part in [options.part] if options.part else PARTS:
-        done = read_results(options.out).get(part, {}) if options.resume else {}
+        done = read_results(NAME, options.out).get(part, {}) if options.resume else {}
         keys, run = RUNS[part]
         for key in options.only or keys:
             if key not in done:
