@@ -4,6 +4,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -149,6 +150,15 @@ def test_names_cannot_inject_markup():
 def test_gallery_shows_three_pictures_per_image():
     assert Page(make().to_html()).tags.count("img") == 9
     assert Page(make(shape=(3, 2, 7)).to_html()).tags.count("img") == 9
+
+
+def test_gallery_shows_what_decides_where_it_is_known():
+    plain = make()
+    known = tuple(replace(example, attribution=example.x - example.x_adv) for example in plain.examples)
+    page = Page(replace(plain, examples=known[:1] + plain.examples[1:]).to_html())
+    assert page.tags.count("img") == 10
+    assert "orange speaks for the label" in page.text
+    assert "orange" not in Page(plain.to_html()).text
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 4, 4), (5, 5)])

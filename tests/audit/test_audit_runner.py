@@ -12,6 +12,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.audit import audit as full_audit
+from holdfast.audit import load_audit
 from holdfast.data import load_data
 from holdfast.results import AttackResult, CertifyResult
 
@@ -360,3 +361,42 @@ def test_bars_appear_on_a_terminal_only(monkeypatch, capsys):
     assert "trust" in shown
     audit(model, points(model), hf.Linf(0.1), budgets=1, progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_examples_say_what_decides_between_them_and_their_inputs(tmp_path):
+    model = linear()
+    x, y = points(model)
+    result = audit(model, (x, y), hf.Linf(0.3), n=40, budgets=1, out=tmp_path / "run")
+    assert len(result.examples) > 3
+    for example in result.examples:
+        before, after = (model(torch.tensor(one)[None])[0].detach() for one in (example.x, example.x_adv))
+        label = int(y[example.position])
+        others = [k for k in range(3) if k != label]
+        change = (before[label] - before[others].max()) - (after[label] - after[others].max())
+        # The margin is the least of two linear functions: 50 points on the path leave a small error.
+        assert float(example.attribution.sum()) == pytest.approx(float(change), abs=0.1)
+    again = {example.position: example for example in load_audit(tmp_path / "run").examples}
+    for example in result.examples:
+        assert np.array_equal(again[example.position].attribution, example.attribution)
+
+
+class Stairs(nn.Module):
+    def forward(self, x):
+        return torch.stack([x.detach().sum(1), 3 - x.detach().sum(1)], 1)
+
+
+def test_a_model_without_gradients_has_examples_without_a_reason():
+    x = torch.rand(30, 6, generator=torch.Generator().manual_seed(0))
+    y = Stairs()(x).argmax(1)
+    result = audit(
+        Stairs().eval(),
+        (x, y),
+        hf.Linf(0.3),
+        attack="square",
+        attack_options={"queries": 50},
+        certify=None,
+        n=30,
+        budgets=1,
+    )
+    assert result.examples
+    assert all(example.attribution is None for example in result.examples)

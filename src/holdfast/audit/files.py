@@ -48,6 +48,8 @@ def save_audit(audit: Audit, folder: Path) -> Path:
     arrays = {}
     for example in audit.examples:
         arrays[f"x_{example.position}"], arrays[f"adv_{example.position}"] = example.x, example.x_adv
+        if example.attribution is not None:
+            arrays[f"why_{example.position}"] = example.attribution
     try:
         save_arrays(folder / EXAMPLES, **arrays)
         write_whole(folder / RESULT, lambda file: file.write(result))
@@ -88,6 +90,7 @@ def _load_examples(path: Path) -> tuple[Example, ...]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             positions = [int(key[2:]) for key in arrays.files if key.startswith("x_")]
-            return tuple(Example(p, arrays[f"x_{p}"], arrays[f"adv_{p}"]) for p in positions)
+            why = {p: arrays[f"why_{p}"] for p in positions if f"why_{p}" in arrays.files}
+            return tuple(Example(p, arrays[f"x_{p}"], arrays[f"adv_{p}"], why.get(p)) for p in positions)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise StorageError(f"cannot read '{path}': {error}; delete it to go without pictures") from error

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from holdfast.audit.plot import bracket_plot
 from holdfast.audit.result import Audit, Record, interval_text, percent
 from holdfast.errors import InputError
+from holdfast.explain.pictures import signed_map
 from holdfast.png import data_uri, is_picture
 
 _TEMPLATE = "report.html.j2"
@@ -56,6 +58,7 @@ def _section(audit: Audit) -> dict[str, Any]:
         "population": (last.certified_interval[0], last.attacked_interval[1]),
         "plot": Markup(bracket_plot(audit)),
         "cards": _cards(audit),
+        "explained": any(example.attribution is not None for example in audit.examples),
         "broken": sum(bool(r.broken) for r in audit.records),
         "broken_by": Counter(r.broken_by for r in audit.records if r.broken).most_common(),
         "certified_by": Counter(r.certified_by for r in audit.records if r.certified).most_common(),
@@ -86,6 +89,8 @@ def _cards(audit: Audit) -> list[_Card]:
                 # Grey is no change; the scale makes the largest one black or white.
                 (f"diff. {(high - low) / (2 * scale):.3g}x", data_uri(change, low=-scale, high=scale)),
             )
+            if example.attribution is not None:
+                pictures += (("what decides", data_uri(signed_map(torch.tensor(example.attribution)))),)
         label, before, after = map(class_name, (record.label, record.prediction, record.prediction_adv))
         cards.append(_Card(record, label, before, after, pictures))
     return cards

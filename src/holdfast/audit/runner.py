@@ -135,7 +135,7 @@ def audit(
             hashes=hashes,
             seconds=store.seconds(),
             created=store.created,
-            examples=store.examples([position for _, position in broken[:GALLERY]]),
+            examples=stages.explained(job, store.examples([position for _, position in broken[:GALLERY]])),
         )
     if folder is not None:
         save_audit(result, folder)

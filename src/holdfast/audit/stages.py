@@ -27,6 +27,7 @@ from holdfast.certify import Smoothed
 from holdfast.certify import certify as run_certify
 from holdfast.checks import check_logits
 from holdfast.errors import InputError, SoundnessError, StorageError, UnsupportedError
+from holdfast.explain import explain
 from holdfast.registry import Kind, get
 from holdfast.threats import Threat
 
@@ -210,6 +211,27 @@ def trust(job: Job, right: list[int]) -> tuple[Indicator, ...]:
     text = json.dumps([asdict(indicator) for indicator in found])
     job.store.add_trust(text, inputs=len(probed), seconds=time.perf_counter() - start)
     return found
+
+
+def explained(job: Job, examples: tuple[Example, ...]) -> tuple[Example, ...]:
+    """The examples with what decides between each and its input: integrated gradients from the one to the other.
+
+    They go without for a model that has no gradients, or whose gradients are those of many noisy copies.
+    """
+    if not examples or isinstance(job.model, Smoothed):
+        return examples
+    threat = job.levels[-1]
+    x, y = job.take(torch.tensor([example.position for example in examples]))
+    x_adv = torch.stack([torch.tensor(example.x_adv) for example in examples]).to(x)
+    try:
+        found = explain(
+            *(job.model, x, y, "integrated-gradients"),
+            baseline=x_adv, quantity="margin", low=threat.low, high=threat.high, tolerance=None,
+        )
+    except InputError:
+        return examples
+    values = found.attribution.cpu().numpy()
+    return tuple(replace(example, attribution=values[i]) for i, example in enumerate(examples))
 
 
 def _unsound(job: Job, example: Example, level: int, by: str, proved: int, certificate: str) -> SoundnessError:

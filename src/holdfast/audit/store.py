@@ -54,11 +54,15 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An input and the adversarial example found for it, arrays of one input's shape."""
+    """An input and the adversarial example found for it, arrays of one input's shape.
+
+    `attribution`, of the same shape, says what of the input the model's answer rests on, on the way from the example.
+    """
 
     position: int
     x: npt.NDArray[np.floating]
     x_adv: npt.NDArray[np.floating]
+    attribution: npt.NDArray[np.floating] | None = None
 
 
 class Store:
