@@ -226,7 +226,11 @@ def explained(job: Job, examples: tuple[Example, ...]) -> tuple[Example, ...]:
     try:
         found = explain(
             *(job.model, x, y, "integrated-gradients"),
-            baseline=x_adv, quantity="margin", low=threat.low, high=threat.high, tolerance=None,
+            baseline=x_adv,
+            quantity="margin",
+            low=threat.low,
+            high=threat.high,
+            tolerance=None,
         )
     except InputError:
         return examples
