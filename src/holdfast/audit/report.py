@@ -85,12 +85,12 @@ def _cards(audit: Audit) -> list[_Card]:
             scale = float(np.abs(change).max()) or 1.0
             pictures = (
                 ("original", data_uri(example.x, low=low, high=high)),
-                ("adversarial", data_uri(example.x_adv, low=low, high=high)),
+                ("attacked", data_uri(example.x_adv, low=low, high=high)),
                 # Grey is no change; the scale makes the largest one black or white.
                 (f"diff. {(high - low) / (2 * scale):.3g}x", data_uri(change, low=-scale, high=scale)),
             )
             if example.attribution is not None:
-                pictures += (("what decides", data_uri(signed_map(torch.tensor(example.attribution)))),)
+                pictures += (("decides", data_uri(signed_map(torch.tensor(example.attribution)))),)
         label, before, after = map(class_name, (record.label, record.prediction, record.prediction_adv))
         cards.append(_Card(record, label, before, after, pictures))
     return cards
