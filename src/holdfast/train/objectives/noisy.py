@@ -22,7 +22,7 @@ from holdfast.attacks.losses import cross_entropy as attack_loss
 from holdfast.random import Noise
 from holdfast.registry import register
 from holdfast.train.context import Context, Metrics
-from holdfast.train.inner import pgd
+from holdfast.train.step import attacked
 from holdfast.train.validate import Count, NotNegative, Positive
 
 _DRAW = 7
@@ -107,7 +107,7 @@ def smoothadv(
         samples: m, draws for each input, the same for all steps of the attack and for the loss.
     """
     shift = draw(x, context.noise, sigma, samples)
-    x_adv = (context.parts.attack or pgd)(SoftVote(model, shift), x, y, attack_loss, context)
+    x_adv = attacked(SoftVote(model, shift), x, y, context, attack_loss)
     logits = outputs(model, x_adv, shift)
     return _fit(logits, y), _metrics(logits, y)
 
