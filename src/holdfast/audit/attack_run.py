@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn
 from torch import Tensor, nn
 
 from holdfast.attacks import attack as run_attack
@@ -27,6 +26,7 @@ from holdfast.audit.hashes import hash_model, hash_tensors
 from holdfast.audit.options import check_options
 from holdfast.audit.runner import _exact, _inputs, _versions
 from holdfast.audit.stages import to_model
+from holdfast.bars import progress_bars
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
 from holdfast.data import Dataset
 from holdfast.errors import InputError, did_you_mean
@@ -106,7 +106,7 @@ def attack_run(
     parts = open_folder(folder, fingerprint, resume=resume)
     search = partial(_in_threat, threat=threat) if threat else partial(_nearest, norm=str(goal))
     find = partial(search, model, method=method, seed=seed, options=chosen)
-    with _bars(progress) as bars:
+    with progress_bars(progress, TextColumn("{task.fields[held]} not broken")) as bars:
         parts += _attack_rest(model, x, y, find, parts, folder, batch_size, bars, f"{method} {goal}")
     found = join(parts)
     pictures = save_pngs(model, x, y, found, threat, folder / PNG, batch_size=batch_size) if png else None
@@ -208,10 +208,3 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
     """The same values in NumPy, which has no bfloat16; float32 holds them all."""
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _bars(progress: bool) -> Progress:
-    console = Console(stderr=True)
-    survivors = TextColumn("{task.fields[held]} not broken")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), survivors, TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not (progress and console.is_terminal))

@@ -5,19 +5,17 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from holdfast.audit.hashes import hash_model, hash_tensors
 from holdfast.audit.options import check_options
 from holdfast.audit.stages import to_model
+from holdfast.bars import progress_bars
 from holdfast.certify import certify
 from holdfast.certify.smoothing_votes import TENSORS, Counts, load_counts
 from holdfast.errors import InputError, StorageError
@@ -61,7 +59,7 @@ def certify_run(
         extra: list[Row] = [{"alpha": result.alpha, "samples": count} for count in drawn.tolist()]
         return [row | more for row, more in zip(_rows(result, y, 0, method), extra, strict=True)]
     rows: list[Row] = []
-    with _bars() as bars:
+    with progress_bars() as bars:
         bar = bars.add_task(f"certify {threat}", total=len(x))
         for start in range(0, len(x), batch_size):
             part = to_model(model, x[start : start + batch_size], y[start : start + batch_size])
@@ -99,7 +97,7 @@ def _sampled(
         if path is not None and latest is not None:
             replace(latest, settings={**latest.settings, **keys}).save(path)
 
-    with _bars() as bars:
+    with progress_bars() as bars:
         bar = bars.add_task(f"certify {threat}", total=None)
 
         def watch(counts: Counts, left: Tensor) -> None:
@@ -130,15 +128,6 @@ def _stored(path: Path, keys: Mapping[str, str], x: Tensor) -> Counts:
     own = {key: value for key, value in counts.settings.items() if key not in keys}
     tensors: dict[str, Any] = {name: getattr(counts, name).to(x.device) for name in TENSORS}
     return Counts(**tensors, settings=own)
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
-    """Bars, if the error output is a terminal."""
-    screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bars:
-        yield bars
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:

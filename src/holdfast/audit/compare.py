@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from holdfast.attacks import attack as run_attack
 from holdfast.audit.compare_plot import FILES, STEPS, Comparison, Row, Score
 from holdfast.audit.hashes import hash_tensors
-from holdfast.audit.runner import _bars, _exact
+from holdfast.audit.runner import _exact
 from holdfast.audit.stages import to_model
+from holdfast.bars import progress_bars
 from holdfast.checks import check_inputs, check_logits
 from holdfast.data import Dataset, load_data
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
@@ -108,7 +109,7 @@ def compare(
     if folder is not None:
         _check_free(folder, settings, keys, force=force)
     rows = []
-    with _bars(progress) as bars:
+    with progress_bars(progress) as bars:
         for run, key in zip(opened, keys, strict=True):
             store = None if folder is None else folder / RESULTS / f"{key}.json"
             rows.append(_row(run, key, _judge(run, x, y, limit, attacks, store, bars)))

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from holdfast.attacks import attack as run_attack
@@ -21,6 +19,7 @@ from holdfast.audit.hashes import hash_model, hash_tensors
 from holdfast.audit.result import Audit
 from holdfast.audit.stages import Job, to_model
 from holdfast.audit.store import Store
+from holdfast.bars import progress_bars
 from holdfast.certify import Smoothed
 from holdfast.certify import certify as run_certify
 from holdfast.checks import check_inputs, check_labels, check_task
@@ -112,7 +111,7 @@ def audit(
     folder = None if out is None else Path(out)
     levels = tuple(threat.budgets(budgets))
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    with Store(folder and folder / STORE, fingerprint, created=started) as store, _bars(progress) as bars:
+    with Store(folder and folder / STORE, fingerprint, created=started) as store, progress_bars(progress) as bars:
         job = Job(model, x, y, levels, store, bars, {**settings, "batch_size": batch_size}, folder)
         right = stages.classify(job)
         proofs = stages.certify(job, right)
@@ -195,9 +194,3 @@ def _versions(model: nn.Module) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "device": device,
     }
-
-
-def _bars(progress: bool) -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not (progress and console.is_terminal))

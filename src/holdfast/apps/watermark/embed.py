@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from holdfast.apps.watermark.triggers import TriggerSet
+from holdfast.bars import progress_bars
 from holdfast.checks import check_labels, check_logits
 from holdfast.errors import InputError
 
@@ -166,9 +165,7 @@ def check_trainable(model: nn.Module, x: Tensor, y: Tensor, triggers: TriggerSet
 @contextmanager
 def progress(show: bool, text: str, total: int) -> Iterator[Any]:
     """A bar on the terminal; gives a function that advances it by one, with a few words."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not (show and console.is_terminal)) as bars:
+    with progress_bars(show) as bars:
         bar = bars.add_task(text, total=total)
         yield lambda words="": bars.update(bar, advance=1, description=f"{text} {words}")
 
