@@ -106,7 +106,7 @@ def printed(audit: Audit) -> str:
 
 def picture(audit: Audit) -> str:
     """The bracket as an SVG file of its own."""
-    opening, rest = bracket_plot(audit).split(">", 1)
+    opening, rest = bracket_plot(audit.brackets[0]).split(">", 1)
     return f'{opening} xmlns="http://www.w3.org/2000/svg">\n{STYLE}{rest}\n'
 
 

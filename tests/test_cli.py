@@ -24,6 +24,7 @@ COMMANDS = [
     "certify",
     "bounds",
     "report",
+    "serve",
     "train",
     "compare",
     "methods",

@@ -25,6 +25,8 @@ PAGES = [
     "detection",
     "explain",
     "smoothing",
+    "scaling",
+    "serve",
     "smoothing-variants",
     "watermark",
     "architecture",

@@ -211,3 +211,10 @@ def test_explain_draws_digits_and_measures_the_explanations(capsys, tmp_path):
     assert faith["big"] < faith["saliency"]
     assert "boundary to class" in rows[3]
     assert (tmp_path / "e" / "digits.svg").read_text().count("<image") == 8
+
+
+def test_onnx_model_audits_the_file(capsys):
+    load("onnx_model").main(epochs=1, n=10)
+    first, second = capsys.readouterr().out.splitlines()
+    assert float(first.split(": ")[1]) < 1e-4
+    assert "of 10 inputs hold at linf:0.1" in second

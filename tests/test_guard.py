@@ -153,8 +153,8 @@ def test_it_is_a_module_without_gradients():
 def test_bad_arguments_are_refused_at_once():
     with pytest.raises(UnsupportedError, match="does not handle the threat"):
         guard(linear(), hf.Linf(0.1), "gloro")
-    with pytest.raises(InputError, match="has no option 'tight'"):
-        guard(linear(), hf.Linf(0.1), tight=True)
+    with pytest.raises(InputError, match="has no option 'taut'"):
+        guard(linear(), hf.Linf(0.1), taut=True)
     with pytest.raises(InputError, match="unknown certify method 'nothing'"):
         guard(linear(), hf.Linf(0.1), "nothing")
     with pytest.raises(InputError, match="chunk must be at least 1, got 0"):

@@ -1,8 +1,9 @@
 """The command line: thin commands on top of the Python functions of the same names."""
 
+import csv
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -26,9 +27,10 @@ from holdfast.cli_options import (
     ThreatOption,
     open_both,
 )
+from holdfast.cli_serve import serve_command
 from holdfast.cli_watermark import watermark_app
 from holdfast.data import download, list_data
-from holdfast.errors import HoldfastError, InputError, StorageError
+from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
 from holdfast.models import list_models
 from holdfast.registry import KINDS, get
 from holdfast.train import Interrupted, list_recipes, parse_override
@@ -44,8 +46,10 @@ data_app = typer.Typer(help="Data sets: what there is, and how to get it.", no_a
 app.add_typer(data_app, name="data")
 app.add_typer(explain_app, name="explain")
 app.add_typer(watermark_app, name="watermark")
+app.command("serve")(serve_command)
 
 console = Console()
+FLOORS = ("certified", "attacked", "clean")
 SMOOTHED_COPIES = 100  # of an audited model, in each look at it
 
 
@@ -58,16 +62,28 @@ def run_folder(*words: str) -> Path:
 def audit(
     model: ModelArgument,
     data: DataOption = "mnist-mini",
-    threat: ThreatOption = "linf:0.1",
+    threat: Annotated[
+        list[str] | None, typer.Option(help=f"{THREATS} linf:0.1 if not given; may be given several times.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="quick, standard, thorough, or a time: 90s, 10m, 2h.")] = "standard",
     n: Annotated[int, typer.Option("--n", help="Audit the first N test inputs.")] = 500,
     budgets: Annotated[int, typer.Option(help="How many budgets, up to the threat's own.")] = 5,
     attack: Annotated[
-        str | None, typer.Option(help="Attack (`holdfast methods attack`): cascade if not given; with --sigma: pgd.")
+        str | None, typer.Option(help="This attack alone (`holdfast methods attack`); with --sigma: pgd.")
     ] = None,
     certify: Annotated[
         str | None,
-        typer.Option(help="Certificate (`holdfast methods certify`): auto if not given; with --sigma: smoothing."),
+        typer.Option(help="This certificate alone (`holdfast methods certify`), or none; with --sigma: smoothing."),
     ] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="Split the results: FILE.csv:COLUMN, one row for each test input.")
+    ] = None,
+    fail_under: Annotated[
+        list[str] | None,
+        typer.Option(help="Exit with 1 if below: certified=0.8, attacked=0.9 or clean=0.95, for every threat."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray to spread the work over a cluster.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster; one is started here if not given.")] = None,
     sigma: Annotated[
         float | None, typer.Option(help="Audit the model smoothed with this noise, which it was trained with.")
     ] = None,
@@ -80,25 +96,73 @@ def audit(
 
     Run it again after a kill: it goes on where it stopped.
     """
-    limit = hf.threat(threat)
+    threats = threat or ["linf:0.1"]
+    limits = [hf.threat(text) for text in threats]
+    floors = [parse_floor(text) for text in fail_under or []]
+    columns = dict(read_column(text) for text in group or [])
     network, dataset = open_both(model, data, architecture, root)
-    folder = out or run_folder("audit", model.stem, threat)
+    folder = out or run_folder("audit", model.stem, *threats)
     if sigma is not None:  # each look at the smoothed model costs as many passes as it has copies
         network = hf.Smoothed(network, sigma, n=SMOOTHED_COPIES).eval()
     result = hf.audit(
         network,
         dataset,
-        limit,
+        limits,
+        budget=budget,
         n=n,
         budgets=budgets,
-        attack=attack or ("cascade" if sigma is None else "pgd"),
-        certify=certify or ("auto" if sigma is None else "smoothing"),
+        attack=attack,
+        certify=None if certify == "none" else certify or "auto",
+        groups=columns,
         out=folder,
         seed=seed,
         name=model.stem,
+        engine=cast(Any, engine),
+        address=address,
     )
     console.print(result.table())
     typer.echo(f"report: {folder / 'report.html'}")
+    failed = [text for floor in floors for text in below(result, *floor)]
+    for text in failed:
+        typer.echo(f"failed: {text}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def parse_floor(text: str) -> tuple[str, float]:
+    """`certified=0.8` as name and share."""
+    name, _, share = text.partition("=")
+    try:
+        value = float(share)
+    except ValueError:
+        value = -1.0
+    if name not in FLOORS or not 0 <= value <= 1:
+        raise InputError(f"cannot read --fail-under '{text}'; write certified=0.8, attacked=0.8 or clean=0.8")
+    return name, value
+
+
+def below(result: hf.Audit, name: str, floor: float) -> list[str]:
+    """What falls below the floor, a sentence for each threat."""
+    if name == "clean":
+        return [] if result.clean >= floor else [f"clean accuracy {result.clean:.4f} is below {floor:g}"]
+    found = ((bracket.threat, getattr(bracket, name)[-1]) for bracket in result.brackets)
+    return [f"{name} accuracy {value:.4f} at {threat} is below {floor:g}" for threat, value in found if value < floor]
+
+
+def read_column(text: str) -> tuple[str, list[str]]:
+    """Name and values of `FILE.csv:COLUMN`."""
+    path, _, name = text.rpartition(":")
+    if not path or not name:
+        raise InputError(f"cannot read --group '{text}'; write FILE.csv:COLUMN")
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read --group '{text}': {error}") from error
+    known = list(rows[0]) if rows else []
+    if name not in known:
+        raise InputError(f"'{path}' has no column '{name}'. " + did_you_mean(name, known))
+    return name, [row[name] or "" for row in rows]
 
 
 @app.command()

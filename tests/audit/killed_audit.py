@@ -14,6 +14,7 @@ OPTIONS = {
     "attack": "pgd",
     "attack_options": {"steps": 5, "loss": "margin"},
     "certify": "crown",
+    "budget": "standard",
 }
 
 
@@ -35,8 +36,8 @@ def main(folder, calls):
     from holdfast.audit import audit
 
     torch.set_num_threads(1)
-    stages = import_module("holdfast.audit.stages")
-    real = stages.run_attack
+    tasks = import_module("holdfast.audit.tasks")
+    real = tasks.run_attack
     seen = []
 
     def stuck(*args, **kwargs):
@@ -47,7 +48,7 @@ def main(folder, calls):
             time.sleep(600)
         return real(*args, **kwargs)
 
-    stages.run_attack = stuck
+    tasks.run_attack = stuck
     model, data = task()
     audit(model, data, hf.Linf(0.15), out=folder, **OPTIONS)
 

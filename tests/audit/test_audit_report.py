@@ -1,72 +1,109 @@
-"""The report: what it says, that it stands alone, and that nothing in it can run."""
+"""The report: what it says, that it stands alone, that nothing foreign in it can run, and the forms beside it."""
 
+import base64
+import csv
+import hashlib
 import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
-from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 from scipy.stats import binomtest
 
-import holdfast as hf
 from holdfast.attacks.trust import Indicator
-from holdfast.audit import Audit, Record, render
-from holdfast.audit.plot import bracket_plot
-from holdfast.audit.result import clopper_pearson
+from holdfast.audit.bracket import Bracket, Record, clopper_pearson
+from holdfast.audit.card import badge, model_card, to_csv
+from holdfast.audit.gallery import PICTURE_BYTES, gallery, island, state
+from holdfast.audit.plot import bracket_plot, range_bar
+from holdfast.audit.report import render, schema
+from holdfast.audit.result import Audit
 from holdfast.audit.store import Example
+from holdfast.errors import InputError
 from holdfast.png import data_uri, encode_png, is_picture
-
-DOCS = Path(__file__).parents[2] / "docs" / "audit.md"
-
-
-def make(name="net", shape=(1, 5, 4), certify="auto", classes=("zero", "one"), examples=True, trust=()) -> Audit:
-    """Ten inputs, two budgets: one is wrong, two break at 0.1, one at 0.2; four are proved at 0.1, three at 0.2."""
-    proved = [None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.2, 0.2] if certify else [None] + [0.0] * 9
-    broken = [0.0, 0.1, 0.1, 0.2, *[None] * 6]
-    records = tuple(
-        Record(i, 0, int(b == 0), c, "ibp" if c else "", b, "clean" if b == 0 else "pgd" if b else "", 1 if b else None)
-        for i, (c, b) in enumerate(zip(proved, broken, strict=True))
-    )
-    draw = np.random.default_rng(0)
-    x = draw.random((3, *shape), dtype=np.float32)
-    found = tuple(Example(i + 1, x[i], np.clip(x[i] + 0.1, 0, 1)) for i in range(3)) if examples else ()
-    return Audit(
-        name=name,
-        threat="linf:0.2",
-        threats=("linf:0.1", "linf:0.2"),
-        budgets=(0.1, 0.2),
-        valid_range=(0.0, 1.0),
-        data="toy (test)",
-        classes=classes,
-        records=records,
-        settings={
-            "attack": "cascade",
-            "certify": certify,
-            "attack_options": {"steps": 3},
-            "certify_options": {},
-            "n": 10,
-        },
-        versions={"holdfast": "0.1.0"},
-        hashes={"model": "ab" * 32, "data": "cd" * 32},
-        seconds={"clean": 0.25, "attack": 61.0},
-        created="2030-01-01T00:00:00+00:00",
-        trust=trust,
-        examples=found,
-    )
-
 
 TRUST = (
     Indicator("huge-budget", True, 0.5, "5 of 10 inputs: held & held"),
     Indicator("softmax", False, 0.0, "the model returns logits"),
 )
+
+
+def make_bracket(threat="linf:0.2", shape=(1, 5, 4), proved=True, examples=True, trust=(), skipped=()) -> Bracket:
+    """Ten inputs, two budgets: one is wrong, two break at 0.1, one at 0.2; four are proved at 0.1, three at 0.2."""
+    low = [None, 0.0, 0.0, 0.05, 0.0, 0.0, 0.1, 0.2, 0.2, 0.2] if proved else [None] + [0.0] * 9
+    high = [0.0, 0.08, 0.1, 0.2, *[None] * 6]
+    records = tuple(
+        Record(
+            *(i, i % 2, i % 2 if b != 0 else 1 - i % 2, c, "ibp" if c else "", b),
+            *("clean" if b == 0 else "pgd" if b else "", 1 - i % 2 if b else None),
+        )
+        for i, (c, b) in enumerate(zip(low, high, strict=True))
+    )
+    x = np.random.default_rng(0).random((10, *shape), dtype=np.float32)
+    found = [Example(i, x[i], np.clip(x[i] + 0.1, 0, 1)) for i in (1, 2, 3)] + [Example(4, x[4])]
+    name = threat.partition(":")[0]
+    return Bracket(
+        threat=threat,
+        threats=(f"{name}:0.1", threat),
+        budgets=(0.1, 0.2),
+        valid_range=(0.0, 1.0),
+        records=records,
+        seconds={"clean": 0.25, "certify ibp": 2.0, "attack pgd": 61.0},
+        trust=trust,
+        skipped=skipped,
+        proved=proved,
+        examples=tuple(found) if examples else (),
+    )
+
+
+def make(name="net", classes=("zero", "one"), groups=None, brackets=None, **options) -> Audit:
+    return Audit(
+        name=name,
+        data="toy (test)",
+        classes=classes,
+        brackets=brackets or (make_bracket(**options),),
+        settings={
+            "plan": "quick",
+            "steps": [
+                {"stage": "certify", "method": "ibp", "options": {}},
+                {"stage": "attack", "method": "pgd", "options": {"steps": 3}},
+                {"stage": "attack", "method": "patch-pgd", "options": {}},
+            ],
+            "seed": 7,
+        },
+        versions={"holdfast": "0.1.0"},
+        hashes={"model": "ab" * 32, "data": "cd" * 32},
+        created="2030-01-01T00:00:00+00:00",
+        groups=groups or {},
+    )
+
+
+def many(inputs, shape, threats=1) -> Audit:
+    """Synthetic images of one size, every second one broken: smooth as photographs are, with noise that is not."""
+    draw = np.random.default_rng(0)
+    coarse = draw.random((inputs, shape[0], shape[1] // 4, shape[2] // 4), dtype=np.float32)
+    x = coarse.repeat(4, 2).repeat(4, 3)
+    brackets = []
+    for k in range(threats):
+        x_adv = np.clip(x + 0.1 * draw.choice([-1.0, 1.0], x.shape), 0, 1).astype(np.float32)
+        broken = [0.05 if i % 2 else None for i in range(inputs)]
+        records = tuple(
+            Record(i, i % 10, i % 10, 0.01, "ibp", b, "pgd" if b else "", (i + 1) % 10 if b else None)
+            for i, b in enumerate(broken)
+        )
+        pictures = [Example(i, x[i], x_adv[i], x[i] - x_adv[i]) for i in range(1, inputs, 2)]
+        pictures += [Example(i, x[i]) for i in range(0, inputs, 2)]
+        base = make_bracket(f"linf:0.{k + 2}")
+        brackets.append(replace(base, records=records, examples=tuple(pictures)))
+    return make(brackets=tuple(brackets), classes=tuple("abcdefghij"), groups={"site": ("north",) * inputs})
 
 
 class Page(HTMLParser):
@@ -78,11 +115,13 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         assert self.open == []
+        self.words = " ".join(self.text.split())
 
     def handle_starttag(self, tag, attributes):
+        self.text += " " * (tag in ("td", "th", "tr", "small", "dt", "dd", "h2", "h3", "span"))
         self.tags.append(tag)
         self.attributes += attributes
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
@@ -93,104 +132,231 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text += data
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data
 
 
-def test_numbers_follow_from_the_records():
-    result = make()
-    assert [(level.budget, level.certified, level.attacked) for level in result.levels] == [
-        (0.0, 9, 9),
-        (0.1, 4, 7),
-        (0.2, 3, 6),
-    ]
-    assert (result.clean, result.attacked, result.certified) == (0.9, (0.7, 0.6), (0.4, 0.3))
-    assert result.headline == "Between 30.0 % and 60.0 % of 10 inputs hold at linf:0.2."
-    assert make(certify=None).headline == "At most 60.0 % of 10 inputs hold at linf:0.2; no certificate was run."
+def data_of(html):
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    return json.loads(text)
 
 
 def test_page_says_the_verdict_and_the_numbers():
-    page = Page(make().to_html())
+    words = Page(make(skipped=("milp: no time for 3 inputs",)).to_html()).words
     for text in (
         "Between 30.0 % and 60.0 % of 10 inputs hold at linf:0.2.",
         "6.7 to 65.2",  # 3 of 10, by Clopper-Pearson
         "26.2 to 87.8",  # 6 of 10
         "with 95 % confidence",
-        "3 of 3 broken inputs",
-        "zero → one",
-        "input 3, label zero; broken at 0.2 by pgd",
-        "steps=3",
-        "1 min 1 s",
+        "lies between 6.7 % and 87.8 %",
+        "The evaluation was not judged: there are",
+        "not broken by pgd at linf:0.2",
+        "proved by ibp at linf:0.2",
+        "3 of 9 inputs that are classified right were broken",
+        "milp: no time for 3 inputs",
+        "What to do next",
+        "holdfast train --list",
+        "attack pgd 1 min 1 s steps=3",
+        "attack patch-pgd not run defaults",
+        "broken by pgd 3",
+        "certified by ibp 5",
         "ab" * 32,
     ):
-        assert text in page.text.replace("\n", " "), text
+        assert text in words, text
+    order = [words.index(text) for text in ("hold at linf", "The evaluation", "Accuracy against", "Input by", "sha256")]
+    assert order == sorted(order)
 
 
-def test_page_stands_alone_and_runs_nothing():
+def test_tables_by_class_and_by_each_column():
+    audit = make(groups={"site": ("north",) * 4 + ("south",) * 6, "same": ("x",) * 10})
+    html = audit.to_html()
+    words = Page(html).words
+    assert "By class, at linf:0.2" in words
+    assert "By site, at linf:0.2" in words
+    assert "By same" not in words  # a table of one group says nothing
+    # Of the first four inputs one is wrong and three break; of the others none is, and three are proved.
+    assert "north 4 75.0 % 19.4 to 99.4 0.0 % 0.0 to 60.2 0.0 % 0.0 to 60.2" in words
+    assert "south 6 100.0 % 54.1 to 100.0 50.0 % 11.8 to 88.2 100.0 %" in words
+    assert words.index("zero 5") < words.index("one 5")  # in the order of their numbers
+    wide = make(groups={"each": tuple(f"g{i}" for i in range(10))}, brackets=make().brackets)
+    assert "By each" in Page(wide.to_html()).words
+
+
+def test_classes_keep_the_order_of_their_numbers():
+    records = tuple(replace(r, label=r.position, prediction=r.position) for r in make().records)
+    eleven = (*records, replace(records[-1], position=10, label=10))
+    words = Page(make(classes=(), brackets=(replace(make_bracket(), records=eleven),)).to_html()).words
+    assert words.index("class 2 1 ") < words.index("class 10 1 ")
+
+
+def test_several_threats_have_a_summary_and_a_part_each():
+    brackets = (make_bracket(trust=TRUST), make_bracket("l2:0.2", proved=False), make_bracket("patch:5x5"))
+    page = Page(make(brackets=brackets).to_html())
+    assert page.tags.count("noscript") == 3
+    assert "All threats" in page.words
+    assert "linf:0.2 30.0 % 6.7 to 65.2 60.0 % 26.2 to 87.8 3 of 10 unreliable" in page.words
+    assert "l2:0.2 \N{EN DASH} not run 60.0 % 26.2 to 87.8 6 of 10 not judged" in page.words
+    assert "The evaluation is unreliable: linf:0.2: fired: huge-budget." in page.words
+    anchors = {value for key, value in page.attributes if key == "href"}
+    assert {"#threat-1", "#threat-2", "#threat-3", "#next", "#run"} <= anchors
+    ids = [value for key, value in page.attributes if key == "id"]
+    assert {anchor[1:] for anchor in anchors} <= set(ids)
+    assert len(ids) == len(set(ids))
+
+
+def test_page_stands_alone_and_allows_its_own_script_only():
     for html in (make().to_html(), render([make("a"), make("b")])):
         page = Page(html)
-        assert not {"script", "link", "iframe", "object"} & set(page.tags)
+        assert not {"link", "iframe", "object", "form"} & set(page.tags)
         addresses = [value for key, value in page.attributes if key in ("src", "href")]
-        assert addresses
-        assert all(value.startswith("data:image/png;base64,") for value in addresses)
-        assert not [key for key, _ in page.attributes if key.startswith("on")]
-        assert "http" not in re.sub(r"http-equiv", "", html)
+        assert all(value.startswith("#") for value in addresses)
+        assert not [key for key, _ in page.attributes if key.startswith("on") or key == "style"]
+        assert set(re.findall(r"https?:[^\"' ]*", html)) <= {"http://www.w3.org/2000/svg"}
         assert "url(" not in html
         assert "prefers-color-scheme: dark" in html
-        assert 'name="viewport"' in html
+        (policy,) = re.findall(r'Security-Policy" content="([^"]*)"', html)
+        assert "unsafe" not in policy
+        for tag, text in re.findall(r"<(style|script)>(.*?)</\1>", html, re.DOTALL):
+            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+            assert f"{tag}-src '{'sha256-' + digest}'" in policy
+    assert "eval(" not in html
+    assert "innerHTML" not in make().to_html()
 
 
 def test_names_cannot_inject_markup():
-    evil = '<script>alert("x")</script>'
-    html = render([make(evil, classes=(evil, "b")), make(evil)])
-    assert "<script" not in html
-    assert "&lt;script&gt;" in html
-    assert Page(html).text.count("alert") >= 3
+    evil = '</script><script>alert("x")</script><!--'
+    brackets = (make_bracket(skipped=(evil,), trust=(replace(TRUST[0], detail=evil),)),)
+    for html in (
+        make(evil, classes=(evil, "b"), groups={evil: (evil, *"abcdefghi")}, brackets=brackets).to_html(),
+        render([make(evil, classes=(evil, "b")), make(evil, classes=(evil, "b"))]),
+    ):
+        page = Page(html)
+        assert html.count("<script") == (2 if "json" in html else 0)
+        assert "<!--" not in html
+        assert "&lt;script&gt;" in html
+        assert page.text.count("alert") >= 3
+    assert json.loads(island({"a": evil + "\u2028"})) == {"a": evil + "\u2028"}
 
 
-def test_gallery_shows_three_pictures_per_image():
-    assert Page(make().to_html()).tags.count("img") == 9
-    assert Page(make(shape=(3, 2, 7)).to_html()).tags.count("img") == 9
+def test_gallery_holds_every_input_and_its_pictures():
+    found = data_of(make(groups={"site": tuple("abcdefghij")}).to_html())
+    (bracket,) = found["brackets"]
+    assert [row["at"] for row in bracket["rows"]] == list(range(10))
+    assert [row["state"] for row in bracket["rows"]] == [
+        *("misclassified", "broken", "broken", "broken"),
+        *("undecided",) * 3,
+        *("certified",) * 3,
+    ]
+    broken = bracket["rows"][3]
+    assert (broken["low"], broken["proof"], broken["high"], broken["attack"]) == (0.05, "ibp", 0.2, "pgd")
+    assert (broken["label"], broken["becomes"], broken["gap"]) == (1, 0, pytest.approx(0.15))
+    assert found["classes"] == {"0": "zero", "1": "one"}
+    assert found["columns"] == ["site"]
+    assert found["groups"][3] == ["d"]
+    with Image.open(io.BytesIO(base64.b64decode(broken["adv"]))) as image:
+        assert image.size == (4, 5)
+    assert set(found["originals"]) == {"1", "2", "3", "4"}  # also of an input that holds
+    assert [row["at"] for row in bracket["rows"] if "adv" in row] == [1, 2, 3]
+    assert not any("why" in row for row in bracket["rows"])
+    assert bracket["left"] == 0
 
 
 def test_gallery_shows_what_decides_where_it_is_known():
-    plain = make()
-    known = tuple(replace(example, attribution=example.x - example.x_adv) for example in plain.examples)
-    page = Page(replace(plain, examples=known[:1] + plain.examples[1:]).to_html())
-    assert page.tags.count("img") == 10
-    assert "orange speaks for the label" in page.text
-    assert "orange" not in Page(plain.to_html()).text
+    plain = make_bracket()
+    known = tuple(replace(e, attribution=None if e.x_adv is None else e.x - e.x_adv) for e in plain.examples)
+    rows = data_of(make(brackets=(replace(plain, examples=known),)).to_html())["brackets"][0]["rows"]
+    assert [row["at"] for row in rows if "why" in row] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 4, 4), (5, 5)])
 def test_what_is_no_image_has_a_gallery_without_pictures(shape):
-    page = Page(make(shape=shape).to_html())
-    assert "img" not in page.tags
-    assert page.tags.count("figure") == 3
+    found = gallery(make(shape=shape))
+    assert found["originals"] == {}
+    assert not any("adv" in row for row in found["brackets"][0]["rows"])
+    assert found["brackets"][0]["left"] == 0
 
 
-def test_gallery_of_nothing():
-    assert "3 inputs were broken; their examples are not part of this file" in make(examples=False).to_html()
-    base = make(examples=False)
-    held = tuple(r for r in base.records if r.broken is None)
-    intact = Audit(**{**base.__dict__, "records": held})
-    assert "no input that is classified right was broken" in intact.to_html()
+def test_an_infinite_radius_is_a_number_in_the_page():
+    records = make().records
+    endless = (*records[:-1], replace(records[-1], certified=float("inf")))
+    found = data_of(make(brackets=(replace(make_bracket(), records=endless),)).to_html())
+    assert found["brackets"][0]["rows"][-1]["low"] > 1e300
 
 
-def test_class_without_a_name_has_its_number():
-    assert "class 0 → class 1" in Page(make(classes=()).to_html()).text
+def test_large_pictures_are_averaged_down():
+    audit = make(shape=(3, 200, 130))
+    with Image.open(io.BytesIO(base64.b64decode(gallery(audit)["originals"][1]))) as image:
+        assert image.size == (43, 66)
+        corner = np.asarray(image)[0, 0] / 255
+    np.testing.assert_allclose(corner, audit.examples[0].x[:, :3, :3].mean((1, 2)), atol=3e-3)
 
 
-def test_several_models_share_one_page():
-    page = Page(render([make("first"), make("second", certify=None), make("third")]))
-    assert page.tags.count("svg") == 3
-    assert page.tags.count("article") == 3
-    assert "3 models" in page.text
-    with pytest.raises(hf.InputError, match="at least one audit"):
+@pytest.mark.parametrize(("shape", "threats"), [((1, 28, 28), 1), ((3, 32, 32), 3)])
+def test_a_thousand_inputs_stay_below_five_megabytes(shape, threats):
+    html = render([many(1000, shape, threats)])
+    assert len(html.encode()) < 5_000_000
+    found = data_of(html)
+    for bracket in found["brackets"]:
+        assert len(bracket["rows"]) == 1000
+        shown = sum(
+            "adv" in row or (row["state"] == "undecided" and str(row["at"]) in found["originals"])
+            for row in bracket["rows"]
+        )
+        if threats == 1:
+            assert (shown, bracket["left"]) == (1000, 0)
+        else:
+            assert shown > 50
+            assert bracket["left"] >= 1000 - shown
+            assert f"{bracket['left']} inputs are left out" in Page(html).words
+
+
+@settings(max_examples=8)
+@given(room=st.integers(0, 6000))
+def test_pictures_keep_to_their_room(room):
+    found = gallery(make(), picture_bytes=room)
+    (bracket,) = found["brackets"]
+    sizes = [len(row[key]) for row in bracket["rows"] for key in ("adv", "diff", "times", "why") if key in row]
+    assert sum(sizes) + sum(map(len, found["originals"].values())) <= room
+    shown = sum("adv" in row for row in bracket["rows"]) + (4 in found["originals"])
+    assert shown + bracket["left"] == 4
+    assert PICTURE_BYTES < 5_000_000
+
+
+def test_models_side_by_side():
+    differing = make_bracket()
+    swapped = tuple(
+        replace(r, certified=0.0, certified_by="", broken=0.1, broken_by="fab", prediction_adv=0)
+        if r.position == 8
+        else r
+        for r in differing.records
+    )
+    worse = make("second", brackets=(replace(differing, records=swapped), make_bracket("l2:0.2")))
+    page = Page(render([make("first"), worse, make("third", proved=False)]))
+    assert "3 models, one bracket each" in page.words
+    assert "All were audited on the same 10 inputs of toy (test)." in page.words
+    assert "l2:0.2 Euclidean" not in page.words  # only one has it
+    assert "1 inputs are broken or misclassified in one model and certified in another." in page.words
+    assert "8 zero certified broken undecided" in page.words
+    assert "second 10 90.0 % 55.5 to 99.7 20.0 % 2.5 to 55.6 50.0 % 18.7 to 81.3 not judged" in page.words
+    assert page.tags.count("svg") == 2 * 3
+    with pytest.raises(InputError, match="at least one audit"):
         render([])
 
 
-def test_plot_draws_the_bracket():
-    root = ElementTree.fromstring(bracket_plot(make()))
+def test_models_that_share_less():
+    other = replace(make("net"), hashes={"model": "ab" * 32, "data": "ef" * 32})
+    words = Page(render([make("net"), other])).words
+    assert "They were audited on different inputs" in words
+    assert "Inputs on which" not in words
+    assert "net (1)" in words  # one name for two models would tell nothing
+    assert "net (2)" in words
+    apart = Page(render([make("a"), make("b", brackets=(make_bracket("l2:0.2"),))])).words
+    assert "linf:0.2 largest change" in apart  # no threat is shared: each has its own part
+    assert "l2:0.2 Euclidean" in apart
+
+
+def test_plot_draws_the_bracket_and_can_be_read_without_a_mouse():
+    root = ElementTree.fromstring(bracket_plot(make_bracket()))
     by_class = {(child.tag, child.get("class")): child for child in root}
 
     def points(element):
@@ -202,21 +368,32 @@ def test_plot_draws_the_bracket():
     assert attacked[0] == certified[0]
     assert band == attacked + certified[::-1]
     assert all(a[1] < c[1] for a, c in zip(attacked[1:], certified[1:], strict=True))  # y grows downwards
-    titles = [title.text for title in root.iter("title")]
-    assert "Under attack: 6 of 10 inputs at linf:0.2 = 60.0 % (95 % interval 26.2 to 87.8)" in titles
+    stops = [group for group in root if group.get("class") == "stop"]
+    assert [stop.get("tabindex") for stop in stops] == ["0"] * 3
+    assert stops[2].get("aria-label") == (
+        "linf:0.2, 10 inputs; under attack: 60.0 % (26.2 to 87.8); certified: 30.0 % (6.7 to 65.2); undecided: 3"
+    )
+    # Without a style sheet the numbers stay hidden.
+    assert {g.get("visibility") for g in root.iter("g") if g.get("class") == "tip"} == {"hidden"}
     texts = [text.text for text in root.iter("text")]
     for text in ("0.2", "75 %", "accuracy", "under attack", "certified", "budget: largest change of a value (linf)"):
         assert text in texts
-    assert "certified (not run)" in bracket_plot(make(certify=None))
+    assert "certified (not run)" in bracket_plot(make_bracket(proved=False))
 
 
 def test_plot_keeps_the_number_of_the_largest_budget():
-    base = make()
     budgets = tuple(i / 100 for i in range(1, 31))
-    many = Audit(**{**base.__dict__, "budgets": budgets, "threats": tuple(f"linf:{b}" for b in budgets)})
-    texts = [text.text for text in ElementTree.fromstring(bracket_plot(many)).iter("text")]
+    wide = replace(make_bracket(), budgets=budgets, threats=tuple(f"linf:{b}" for b in budgets))
+    texts = [text.text for text in ElementTree.fromstring(bracket_plot(wide)).findall("text")]
     assert "0.3" in texts
     assert len(texts) < 20
+
+
+def test_range_bar_is_drawn_to_scale():
+    bar = ElementTree.fromstring(range_bar(0.9, make_bracket().levels[-1]))
+    band = next(part for part in bar if part.get("class") == "band")
+    assert float(band.get("width")) == pytest.approx(160 * 0.3)
+    assert float(band.get("x")) == pytest.approx(8 + 160 * 0.3)
 
 
 @given(count=st.integers(0, 60), more=st.integers(0, 60), confidence=st.sampled_from([0.9, 0.95, 0.99]))
@@ -246,13 +423,8 @@ def test_png_scales_and_clips_to_the_range():
     with Image.open(io.BytesIO(encode_png(image, low=-1, high=1))) as read:
         assert np.asarray(read).tolist() == [[0, 0, 128, 255, 255]]
     assert data_uri(image).startswith("data:image/png;base64,iVBOR")
-    assert [is_picture(s) for s in ((1, 2, 3), (3, 2, 2), (2, 2, 2), (4,), (1, 0, 3))] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    shapes = ((1, 2, 3), (3, 2, 2), (2, 2, 2), (4,), (1, 0, 3))
+    assert [is_picture(s) for s in shapes] == [True, True, False, False, False]
 
 
 def test_terminal_table():
@@ -266,45 +438,95 @@ def test_terminal_table():
 @pytest.mark.parametrize("trust", [TRUST, TRUST[1:]])
 def test_page_and_table_say_whether_the_attack_can_be_trusted(trust):
     result = make(trust=trust)
-    page = Page(result.to_html())
-    text = " ".join(page.text.split())
+    words = Page(result.to_html()).words
     verdict = "unreliable: fired: huge-budget" if len(trust) == 2 else "reliable: no indicator fired"
-    assert f"The attack is {verdict}." in text
+    assert f"The attack is {verdict}." in words
+    assert f"The evaluation is {verdict}." in words
     assert result.to_html().count('<strong class="fired">yes') == len(trust) - 1
     for indicator in trust:
-        assert indicator.name in text
-        assert indicator.detail in text
+        assert indicator.name in words
+        assert indicator.detail in words
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(result.table())
     assert f"the attack is {verdict}" in " ".join(console.export_text().split())
 
 
-def test_page_and_table_without_indicators():
-    result = make()
-    assert result.verdict is None
-    assert "It was not probed" in Page(result.to_html()).text
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(result.table())
-    assert "the attack is" not in console.export_text()
+def test_json_follows_its_schema():
+    audit = make(groups={"site": tuple("abcdefghij")}, brackets=(make_bracket(trust=TRUST), make_bracket("l2:0.2")))
+    body = json.loads(audit.to_json())
+    known = schema()
+    checker = jsonschema.Draft202012Validator(known)
+    jsonschema.Draft202012Validator.check_schema(known)
+    checker.validate(body)
+    parts = known["$defs"]
+    for found, described in (
+        (body, known),
+        (body["brackets"][0], parts["bracket"]),
+        (body["brackets"][0]["levels"][0], parts["level"]),
+        (body["brackets"][0]["records"][0], parts["record"]),
+        (body["brackets"][0]["trust"][0], parts["indicator"]),
+        (body["verdict"], parts["verdict"]),
+    ):
+        assert set(found) == set(described["properties"]) == set(described["required"])
+        for key in found:  # each one counts, and no other is let in
+            broken = {k: v for k, v in found.items() if k != key}
+            assert not jsonschema.Draft202012Validator(described | {"$defs": parts}).is_valid(broken)
+        assert not jsonschema.Draft202012Validator(described | {"$defs": parts}).is_valid(found | {"other": 1})
+    assert not checker.is_valid(body | {"schema_version": 1})
+    assert not checker.is_valid(body | {"brackets": []})
 
 
-def test_json_keys_are_documented():
-    body = json.loads(make(trust=TRUST).to_json())
-    assert body["verdict"] == {"level": "unreliable", "reason": "fired: huge-budget"}
-    assert body["trust"][1] == {"name": "softmax", "fired": False, "value": 0.0, "detail": "the model returns logits"}
-    assert json.loads(make().to_json())["verdict"] is None
-    assert body["schema_version"] == 1
-    assert body["levels"][2]["certified_accuracy"] == 0.3
-    assert body["records"][0] == {
-        "position": 0,
-        "label": 0,
-        "prediction": 1,
-        "certified": None,
-        "certified_by": "",
-        "broken": 0.0,
-        "broken_by": "clean",
-        "prediction_adv": None,
-    }
-    docs = DOCS.read_text(encoding="utf-8")
-    for key in {*body, *body["levels"][0], *body["records"][0]}:
-        assert f"`{key}`" in docs, key
+def test_csv_reads_back_as_the_records():
+    audit = make(groups={"site": tuple("abcdefghij")}, brackets=(make_bracket(), make_bracket("l2:0.2", proved=False)))
+    rows = list(csv.DictReader(io.StringIO(to_csv(audit))))
+    assert len(rows) == 20
+    for i, row in enumerate(rows):
+        bracket = audit.brackets[i // 10]
+        record = bracket.records[i % 10]
+        read = {
+            key: None if row[key] == "" and value is None else type(value)(row[key])
+            for key, value in asdict(record).items()
+        }
+        assert read == asdict(record)
+        assert row["threat"] == bracket.threat
+        assert row["class"] == audit.classes[record.label]
+        assert row["state"] == state(record, 0.2)
+        assert row["gap"] == ("" if record.gap is None else repr(record.gap))
+        assert row["group site"] == "abcdefghij"[i % 10]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", '=HYPERLINK("x")'])
+def test_csv_holds_no_formulas(text):
+    audit = make(classes=(text, "b"), groups={"site": (text,) * 10, text: ("x",) * 10})
+    for cells in csv.reader(io.StringIO(to_csv(audit))):
+        assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t"))]
+    assert f"'{text}" in next(csv.DictReader(io.StringIO(to_csv(audit))))["group site"]
+
+
+def test_badge_says_both_ends():
+    root = ElementTree.fromstring(badge(make()))
+    assert root.get("aria-label") == "robust @ linf:0.2, certified 30 %, attacked 60 %"
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["robust @ linf:0.2", "certified 30 %", "attacked 60 %"]
+    fills = [rect.get("fill") for rect in root.iter("{http://www.w3.org/2000/svg}rect") if rect.get("fill")]
+    assert len(set(fills)) == 3
+    assert "certified not run" in badge(make(proved=False))
+    ElementTree.fromstring(badge(make(threat="box:<&>")))
+
+
+def test_model_card_has_what_a_reader_needs():
+    brackets = (make_bracket(trust=TRUST, skipped=("milp: no time",)), make_bracket("l2:0.2", proved=False))
+    card = model_card(make("a|b", brackets=brackets))
+    for text in (
+        "![Of 10 inputs hold:",
+        "](badge.svg)",
+        "| linf:0.2 | 90.0 % | 30.0 % (6.7 to 65.2) | 60.0 % (26.2 to 87.8) | 3 |",
+        "| l2:0.2 | 90.0 % | not run |",
+        "**unreliable** (linf:0.2: fired: huge-budget)",
+        "Not done, linf:0.2: milp: no time",
+        f"sha256 of the model: `{'ab' * 32}`",
+        "holdfast audit MODEL --data toy --threat linf:0.2 --threat l2:0.2 --n 10 --budget quick --seed 7",
+    ):
+        assert text in card, text
+    assert "The attacks: not probed." in model_card(make())
+    assert r"\<b\>" in model_card(make(skipped=("<b>",)))

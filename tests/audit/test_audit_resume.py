@@ -1,6 +1,5 @@
 """A killed audit loses nothing; a damaged or foreign store is refused, never repaired by guessing."""
 
-import json
 import resource
 import runpy
 import signal
@@ -16,12 +15,14 @@ import pytest
 
 import holdfast as hf
 from holdfast.audit import audit, load_audit
-from holdfast.audit.store import Example, Outcome, Store
+from holdfast.audit.store import Example, Key, Outcome, Store
 
 WORKER = Path(__file__).with_name("killed_audit.py")
 SHARED = runpy.run_path(str(WORKER))
 THREAT = hf.Linf(0.15)
-stages = import_module("holdfast.audit.stages")
+KEY = Key(0, 1, 1)
+tasks = import_module("holdfast.audit.tasks")
+evidence = import_module("holdfast.audit.evidence")
 
 
 def run(out, threat=THREAT, **changes):
@@ -32,13 +33,13 @@ def run(out, threat=THREAT, **changes):
 @pytest.fixture
 def calls(monkeypatch):
     """How many inputs each call of the attack gets."""
-    seen, real = [], stages.run_attack
+    seen, real = [], tasks.run_attack
 
     def spy(model, x, *args, **kwargs):
         seen.append(len(x))
         return real(model, x, *args, **kwargs)
 
-    monkeypatch.setattr(stages, "run_attack", spy)
+    monkeypatch.setattr(tasks, "run_attack", spy)
     return seen
 
 
@@ -84,25 +85,25 @@ def test_kill_between_attack_and_indicators(tmp_path, calls, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(stages, "indicators", kill)
+        context.setattr(evidence, "indicators", kill)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
     calls.clear()
     resumed = run(tmp_path)
     assert calls == []
     assert resumed.trust == whole.trust
-    monkeypatch.setattr(stages, "indicators", kill)
+    monkeypatch.setattr(evidence, "indicators", kill)
     again = run(tmp_path)
     assert again.trust == whole.trust
     assert again.seconds == resumed.seconds
-    assert list(again.seconds) == ["clean", "certify", "attack", "trust"]
+    assert list(again.seconds) == ["clean", "certify crown", "attack pgd", "trust"]
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '[{"name": "softmax"}]'])
 def test_indicators_that_cannot_be_read_are_refused(tmp_path, text):
     run(tmp_path)
     with sqlite3.connect(tmp_path / "audit.sqlite") as database:
-        database.execute("UPDATE meta SET value = ? WHERE key = 'trust'", (text,))
+        database.execute("UPDATE trust SET text = ?", (text,))
     database.close()
     with pytest.raises(hf.StorageError, match="indicators that cannot be read"):
         run(tmp_path)
@@ -118,9 +119,10 @@ def test_resume_with_another_batch_size_is_allowed(tmp_path):
         ({"seed": 1}, "seed: was 0, is 1"),
         ({"n": 20}, "n: was 60, is 20"),
         ({"budgets": 2}, "budgets: was 3, is 2"),
-        ({"threat": hf.Linf(0.2)}, "threat: was 'linf:0.15', is 'linf:0.2'"),
-        ({"certify": None}, "certify: was 'crown', is None"),
-        ({"attack_options": {"steps": 6}}, "attack_options"),
+        ({"threat": hf.Linf(0.2)}, "threats: was ['linf:0.15'], is ['linf:0.2']"),
+        ({"certify": None}, "steps: was [{'stage': 'certify', 'method': 'crown'"),
+        ({"attack_options": {"steps": 6}}, "'steps': 6"),
+        ({"budget": "thorough"}, "plan: was 'standard', is 'thorough'"),
     ],
 )
 def test_resume_with_other_settings_is_refused(tmp_path, changes, named):
@@ -221,19 +223,20 @@ def test_full_disk_keeps_what_is_stored(tmp_path):
     path = tmp_path / "audit.sqlite"
     noise = np.random.default_rng(0).random((3, 64, 64), dtype=np.float32)
     with Store(path, {"a": 1}) as store:
-        store.add("attack", 1, [Outcome(0, False, 2, "pgd")], [Example(0, noise, noise)], seconds=1.0)
+        store.add(KEY, "attack", [Outcome(0, False, 2, "pgd", 0.1)], [Example(0, noise, noise)], seconds=1.0)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 4096, hard))
         try:
             with pytest.raises(hf.StorageError, match="free space"):
-                store.add("attack", 1, [Outcome(1, False, 2, "pgd")], [Example(1, noise, noise)], seconds=1.0)
+                store.add(KEY, "attack", [Outcome(1, False, 2, "pgd", 0.1)], [Example(1, noise, noise)], seconds=1.0)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        store.add("attack", 1, [Outcome(2, True)], [], seconds=1.0)
+        store.add(KEY, "attack", [Outcome(2, True)], seconds=1.0)
     with Store(path, {"a": 1}) as store:
-        assert store.outcomes("attack", 1) == {0: Outcome(0, False, 2, "pgd"), 2: Outcome(2, True)}
-        assert store.seconds() == {"attack": 2.0}
-        (example,) = store.examples([0, 1, 2])
+        assert store.outcomes(KEY) == {0: Outcome(0, False, 2, "pgd", 0.1), 2: Outcome(2, True)}
+        assert store.seconds(0) == {"attack": 2.0}
+        assert store.wall() == 2.0
+        (example,) = store.examples(0, [0, 1, 2])
         np.testing.assert_array_equal(example.x_adv, noise)
 
 
@@ -257,11 +260,8 @@ def test_load_audit_gives_back_what_was_saved(tmp_path):
     assert [asdict(r) for r in loaded.records] == [asdict(r) for r in saved.records]
     assert loaded.trust == saved.trust != ()
     assert loaded.verdict == saved.verdict
-    (tmp_path / "examples.npz").unlink()
+    (tmp_path / "examples-0.npz").unlink()
     assert load_audit(tmp_path).examples == ()
-    older = {key: value for key, value in json.loads(saved.to_json()).items() if key not in ("trust", "verdict")}
-    (tmp_path / "audit.json").write_text(json.dumps(older))
-    assert load_audit(tmp_path).trust == ()
 
 
 def test_load_audit_refuses_what_is_not_one(tmp_path):
@@ -272,7 +272,7 @@ def test_load_audit_refuses_what_is_not_one(tmp_path):
     for text, complaint in [
         ("{", "cannot read"),
         ("[]", "schema version None"),
-        (good.replace('"schema_version": 1', '"schema_version": 7'), "schema version 7"),
+        (good.replace('"schema_version": 2', '"schema_version": 7'), "schema version 7"),
         (good.replace('"broken_by"', '"broken_bye"'), "not a complete audit"),
         (good.replace('"fired"', '"fire"'), "not a complete audit"),
     ]:
@@ -280,6 +280,6 @@ def test_load_audit_refuses_what_is_not_one(tmp_path):
         with pytest.raises(hf.StorageError, match=complaint):
             load_audit(tmp_path)
     (tmp_path / "audit.json").write_text(good)
-    (tmp_path / "examples.npz").write_bytes(b"PK nonsense")
-    with pytest.raises(hf.StorageError, match=r"examples\.npz"):
+    (tmp_path / "examples-0.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(hf.StorageError, match=r"examples-0\.npz"):
         load_audit(tmp_path)

@@ -16,7 +16,8 @@ from holdfast.audit import load_audit
 from holdfast.data import load_data
 from holdfast.results import AttackResult, CertifyResult
 
-stages = import_module("holdfast.audit.stages")
+tasks = import_module("holdfast.audit.tasks")
+evidence = import_module("holdfast.audit.evidence")
 
 
 def audit(model, data, threat, *, attack="pgd", attack_options=None, **options):
@@ -92,38 +93,67 @@ def test_bracket_of_a_network_is_ordered_and_falls(tmp_path):
     assert result.attacked[-1] < result.clean
     for record in result.records:
         assert record.broken is None or record.certified is None or record.certified < record.broken
-    for example in result.examples:
+    broken = [example for example in result.examples if example.x_adv is not None]
+    assert len(broken) == sum(bool(record.broken) for record in result.records)
+    assert len(result.examples) == 40
+    for example in broken:
         record = result.records[example.position]
         assert np.abs(example.x_adv - example.x).max() <= record.broken + 1e-6
         after = model(torch.from_numpy(example.x_adv.copy())[None]).argmax().item()
         assert after == record.prediction_adv != record.label
     assert result.data == "mnist-mini (test)"
     assert result.classes == data.classes
-    assert {path.name for path in tmp_path.iterdir()} == {"audit.sqlite", "audit.json", "report.html", "examples.npz"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("audit.sqlite", "audit.json", "report.html", "examples-0.npz", "progress.json"),
+        *("results.csv", "badge.svg", "model-card.md"),
+    }
 
 
-def test_each_stage_gets_only_what_is_left(monkeypatch):
-    """Attacks go up with survivors, certified or not; certificates halve the range of budgets of what is right."""
+def test_each_step_gets_only_what_is_left(monkeypatch):
+    """Certificates halve the range of budgets; the attack begins at the largest and goes on below what it broke."""
     model = linear()
     x, y = points(model)
     given = {"attack": [], "certify": []}
     for kind in given:
-        name, real = f"run_{kind}", getattr(stages, f"run_{kind}")
+        name, real = f"run_{kind}", getattr(tasks, f"run_{kind}")
 
         def spy(model, x, y, threat, *args, kind=kind, real=real, **kwargs):
             given[kind].append((threat.eps, len(x)))
             return real(model, x, y, threat, *args, **kwargs)
 
-        monkeypatch.setattr(stages, name, spy)
-    result = audit(model, (x, y), hf.Linf(0.3), budgets=3)
+        monkeypatch.setattr(tasks, name, spy)
+    result = audit(model, (x, y), hf.Linf(0.3), budgets=3, budget="quick", certify="ibp")
     right = result.levels[0].attacked
-    attacked = [level.attacked for level in result.levels]
-    certified = [level.certified for level in result.levels]
-    assert attacked[0] > attacked[1] > attacked[3] > 0, "choose a seed where every stage has work"
-    assert given["attack"] == list(zip(result.budgets, attacked[:3], strict=True))
     low, middle, high = result.budgets
+    certified = [level.certified for level in result.levels]
     halves = [(low, right - certified[2]), (high, certified[2])]
     assert given["certify"] == [(middle, right), *(half for half in halves if half[1])]
+    (first, count), *others = given["attack"]
+    assert (first, count) == (high, right), "the largest budget first, certified or not"
+    assert others, "choose a seed where inputs break"
+    # The largest budget that is proved is attacked too, and nothing below it.
+    for eps, count in others:
+        open_ = [r for r in result.records if r.broken and r.broken <= high and (r.certified or 0.0) <= eps]
+        assert 0 < count <= len(open_)
+
+
+def test_sizes_are_those_of_the_smallest_example_found():
+    """Never below the exact radius of a linear model, which a closed form gives, and most often close to it."""
+    model = linear()
+    x, y = points(model)
+    result = audit(model, (x, y), hf.Linf(0.3), budgets=6)
+    broken = [r for r in result.records if r.broken]
+    assert len(broken) > 5
+    grid = torch.linspace(0, 0.3, 3001)[1:]
+    ratios = []
+    for record in broken:
+        one = x[record.position : record.position + 1], y[record.position : record.position + 1]
+        exact = next(float(eps) for eps in grid if worst_margin(model, *one, float(eps)) <= 0)
+        assert record.broken > exact - 2e-4
+        assert record.certified <= record.broken
+        assert record.gap == record.broken - record.certified
+        ratios.append(exact / record.broken)
+    assert np.median(ratios) > 0.8
 
 
 def test_batch_size_does_not_matter():
@@ -142,14 +172,14 @@ def test_broken_certificate_stops_the_audit_and_keeps_the_evidence(tmp_path, mon
     def lie(model, x, y, threat, method, **options):
         return CertifyResult(torch.ones(len(x), dtype=torch.bool), torch.ones(len(x)), by=("oracle",) * len(x))
 
-    monkeypatch.setattr(stages, "run_certify", lie)
+    monkeypatch.setattr(tasks, "run_certify", lie)
     folder = tmp_path / "run" if out else None
     for _ in range(2):  # a second try must not get past it
         with pytest.raises(hf.SoundnessError) as caught:
             audit(model, (x, y), hf.Linf(0.3), budgets=2, out=folder)
     message = str(caught.value)
-    assert "certified at linf:0.3 by 'oracle'" in message
-    assert "broke it at linf:0.15" in message
+    assert "is certified by 'oracle' up to 0.3 in linf" in message
+    assert "broke it with an example of size 0." in message
     assert "'pgd'" in message
     where = (tmp_path / "run") if out else (tmp_path / "temporary")
     evidence = next(where.rglob("soundness-*.npz"))
@@ -165,7 +195,7 @@ def test_broken_certificate_stops_the_audit_and_keeps_the_evidence(tmp_path, mon
 def test_evidence_that_cannot_be_written_is_still_an_error(tmp_path, monkeypatch):
     model = linear()
     monkeypatch.setattr(
-        stages,
+        tasks,
         "run_certify",
         lambda model, x, y, *args, **options: CertifyResult(torch.ones(len(x), dtype=torch.bool), torch.ones(len(x))),
     )
@@ -173,7 +203,7 @@ def test_evidence_that_cannot_be_written_is_still_an_error(tmp_path, monkeypatch
     def full(*args, **kwargs):
         raise OSError("no space left")
 
-    monkeypatch.setattr(stages, "save_arrays", full)
+    monkeypatch.setattr(evidence, "save_arrays", full)
     with pytest.raises(hf.SoundnessError, match=r"by 'auto'.*no space left"):
         audit(model, points(model), hf.Linf(0.3), out=tmp_path)
 
@@ -182,14 +212,14 @@ def test_indicators_are_about_the_attack_of_the_audit(monkeypatch):
     """They are given the first inputs that are classified right, the largest threat, and what broke at any budget."""
     model = linear()
     x, y = points(model)
-    monkeypatch.setattr(stages, "PROBED", 20)
-    given, real = [], stages.indicators
+    monkeypatch.setattr(evidence, "PROBED", 20)
+    given, real = [], evidence.indicators
 
     def spy(model, x, y, threat, result, *, seed):
         given.append((x, y, threat, result.success, seed))
         return real(model, x, y, threat, result, seed=seed)
 
-    monkeypatch.setattr(stages, "indicators", spy)
+    monkeypatch.setattr(evidence, "indicators", spy)
     result = audit(model, (x, y), hf.Linf(0.3), budgets=3, seed=5)
     ((x_probed, y_probed, threat, broken, seed),) = given
     right = [r for r in result.records if r.prediction == r.label][:20]
@@ -220,16 +250,27 @@ def test_without_a_certificate():
     assert result.certified == (0.0,) * 5
     assert result.headline.startswith("At most ")
     assert "no certificate was run" in result.to_html()
-    assert "certify" not in result.seconds
+    assert not any(step.startswith("certify") for step in result.seconds)
 
 
-def test_unsupported_model_says_how_to_go_on():
-    class Odd(nn.Module):
-        def forward(self, x):
-            return torch.fft.fft(x).abs()[:, :3]
+class Odd(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft(x).abs()[:, :3]
 
-    with pytest.raises(hf.UnsupportedError, match="certify=None"):
-        audit(Odd().eval(), (torch.rand(4, 6), torch.zeros(4, dtype=torch.long)), hf.Linf(0.1))
+
+def test_a_model_that_no_certificate_fits_is_attacked_and_the_page_says_so():
+    x = torch.rand(12, 6, generator=torch.Generator().manual_seed(0))
+    result = audit(Odd().eval(), (x, Odd()(x).argmax(1)), hf.Linf(0.2), budgets=2)
+    assert result.certified == (0.0, 0.0)
+    assert result.headline.startswith("At most ")
+    assert any(text.startswith("certify auto: it does not fit this model") for text in result.brackets[0].skipped)
+    assert "it does not fit this model" in result.to_html()
+
+
+def test_a_certificate_that_was_asked_for_must_fit():
+    x = torch.rand(4, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(hf.UnsupportedError):
+        audit(Odd().eval(), (x, Odd()(x).argmax(1)), hf.Linf(0.1), certify="crown")
     with pytest.raises(hf.UnsupportedError, match="certify=None"):
         audit(linear(), points(linear()), hf.Linf(0.1), attack="fake-any", certify="fake-none")
 
@@ -270,7 +311,7 @@ def test_other_box_is_another_run(tmp_path):
     audit(model, points(model), hf.Box(middle), attack="fake-any", out=tmp_path / "other")
     swapped = middle.flip(0)
     assert str(hf.Box(swapped)) == str(hf.Box(middle))
-    with pytest.raises(hf.InputError, match="threat: was"):
+    with pytest.raises(hf.InputError, match="threats: was"):
         audit(model, points(model), hf.Box(swapped), attack="fake-any", out=tmp_path / "other")
 
 
@@ -306,6 +347,9 @@ def test_n_above_the_data_takes_all_and_train_split():
         ({"attack_options": {"stepz": 1}}, "no option 'stepz'"),
         ({"attack_options": {"seed": 1}}, "may not hold 'seed'"),
         ({"certify_options": {"sound": False}}, "may not hold 'sound'"),
+        ({"budget": "fast"}, "quick, standard, thorough, or a time"),
+        ({"budget": "0m"}, "a time above zero"),
+        ({"budget": -1}, "a time above zero"),
     ],
 )
 def test_bad_options_are_refused_before_any_work(tmp_path, options, complaint):
@@ -321,8 +365,18 @@ def test_bad_inputs_are_refused():
     threat = hf.Linf(0.1)
     with pytest.raises(hf.InputError, match="training mode"):
         audit(linear().train(), (x, y), threat)
-    with pytest.raises(hf.InputError, match="the threat must be"):
-        audit(model, (x, y), "linf:0.1")
+    with pytest.raises(hf.InputError, match="threat must be"):
+        audit(model, (x, y), 0.1)
+    with pytest.raises(hf.InputError, match="at least one threat"):
+        audit(model, (x, y), [])
+    with pytest.raises(hf.InputError, match=r"'linf:0\.1' is given twice"):
+        audit(model, (x, y), ["linf:0.1", hf.Linf(0.1)])
+    with pytest.raises(hf.InputError, match="'colour' has 3 values for 40"):
+        audit(model, (x, y), threat, groups={"colour": "abc"})
+    with pytest.raises(hf.InputError, match="goes with engine='ray'"):
+        audit(model, (x, y), threat, address="here")
+    with pytest.raises(hf.InputError, match="'local' or 'ray', got 'spark'"):
+        audit(model, (x, y), threat, engine="spark")
     with pytest.raises(hf.InputError, match="budget above zero"):
         audit(model, (x, y), hf.Linf(0.0))
     with pytest.raises(hf.InputError, match="input 33 has values"):
@@ -356,9 +410,8 @@ def test_bars_appear_on_a_terminal_only(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm")
     audit(model, points(model), hf.Linf(0.1), budgets=1)
     shown = capsys.readouterr().err
-    assert "certify linf:0.1" in shown
-    assert "attack linf:0.1" in shown
-    assert "trust" in shown
+    assert "certify auto linf:0.1" in shown
+    assert "attack pgd linf:0.1" in shown
     audit(model, points(model), hf.Linf(0.1), budgets=1, progress=False)
     assert capsys.readouterr().err == ""
 
@@ -367,8 +420,9 @@ def test_examples_say_what_decides_between_them_and_their_inputs(tmp_path):
     model = linear()
     x, y = points(model)
     result = audit(model, (x, y), hf.Linf(0.3), n=40, budgets=1, out=tmp_path / "run")
-    assert len(result.examples) > 3
-    for example in result.examples:
+    broken = [example for example in result.examples if example.x_adv is not None]
+    assert len(broken) > 3
+    for example in broken:
         before, after = (model(torch.tensor(one)[None])[0].detach() for one in (example.x, example.x_adv))
         label = int(y[example.position])
         others = [k for k in range(3) if k != label]
@@ -376,7 +430,7 @@ def test_examples_say_what_decides_between_them_and_their_inputs(tmp_path):
         # The margin is the least of two linear functions: 50 points on the path leave a small error.
         assert float(example.attribution.sum()) == pytest.approx(float(change), abs=0.1)
     again = {example.position: example for example in load_audit(tmp_path / "run").examples}
-    for example in result.examples:
+    for example in broken:
         assert np.array_equal(again[example.position].attribution, example.attribution)
 
 
@@ -398,5 +452,5 @@ def test_a_model_without_gradients_has_examples_without_a_reason():
         n=30,
         budgets=1,
     )
-    assert result.examples
+    assert any(example.x_adv is not None for example in result.examples)
     assert all(example.attribution is None for example in result.examples)

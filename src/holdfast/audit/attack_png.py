@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.audit.attack_files import Found, write_bytes
-from holdfast.audit.stages import to_model
+from holdfast.audit.inputs import to_model
 from holdfast.png import encode_png
 from holdfast.threats import Threat
 

@@ -23,9 +23,8 @@ from holdfast.audit.attack_files import PNG, Found, join, open_folder, save_part
 from holdfast.audit.attack_png import save_pngs
 from holdfast.audit.attack_summary import summarize
 from holdfast.audit.hashes import hash_model, hash_tensors
+from holdfast.audit.inputs import exact_text, inputs_of, to_model, versions_of
 from holdfast.audit.options import check_options
-from holdfast.audit.runner import _exact, _inputs, _versions
-from holdfast.audit.stages import to_model
 from holdfast.bars import progress_bars
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
 from holdfast.data import Dataset
@@ -94,12 +93,12 @@ def attack_run(
     threat = goal if isinstance(goal, Threat) else None
     method = method or ("cascade" if threat else "auto")
     chosen = _checked(goal, method, options)
-    label, _, x, y = _inputs(data, split, n)
+    label, _, x, y = inputs_of(data, split, n)
     _check_data(model, x, y, threat or BALLS[str(goal)](0.0), batch_size, png=png)
     hashes = {"model": hash_model(model), "data": hash_tensors({"x": x, "y": y})}
     aim = {"threat": str(threat)} if threat else {"norm": str(goal)}
     settings = {**aim, "method": method, "options": chosen, "seed": seed}
-    exact = {"threat": _exact(threat)} if threat else {}
+    exact = {"threat": exact_text(threat)} if threat else {}
     fingerprint = {**settings, **exact, **hashes, "n": len(x), "holdfast": version("holdfast")}
 
     folder = Path(out)
@@ -117,7 +116,7 @@ def attack_run(
         **settings,
         **summarize(found, nearest=threat is None),
         "png": pictures and asdict(pictures),
-        "versions": _versions(model),
+        "versions": versions_of(model),
         "hashes": hashes,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }

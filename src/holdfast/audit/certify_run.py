@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from holdfast.audit.hashes import hash_model, hash_tensors
+from holdfast.audit.inputs import to_model
 from holdfast.audit.options import check_options
-from holdfast.audit.stages import to_model
 from holdfast.bars import progress_bars
 from holdfast.certify import certify
 from holdfast.certify.smoothing_votes import TENSORS, Counts, load_counts

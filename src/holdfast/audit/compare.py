@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from holdfast.attacks import attack as run_attack
 from holdfast.audit.compare_plot import FILES, STEPS, Comparison, Row, Score
 from holdfast.audit.hashes import hash_tensors
-from holdfast.audit.runner import _exact
-from holdfast.audit.stages import to_model
+from holdfast.audit.inputs import exact_text, to_model
 from holdfast.bars import progress_bars
 from holdfast.checks import check_inputs, check_logits
 from holdfast.data import Dataset, load_data
@@ -99,7 +98,7 @@ def compare(
     settings: Settings = {
         "data": hash_tensors({"x": x, "y": y}),
         "inputs": len(x),
-        "threat": _exact(limit),
+        "threat": exact_text(limit),
         "attacks": attacks,
         "seed": _SEED,
         "holdfast": version("holdfast"),

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 from scipy.special import ndtri
 
+from holdfast.audit.bracket import CONFIDENCE, interval_text, percent
 from holdfast.audit.report import duration
-from holdfast.audit.result import CONFIDENCE, interval_text, percent
 from holdfast.train.files import write_text
 
 JSON_VERSION = 1

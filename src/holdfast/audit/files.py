@@ -5,17 +5,22 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from holdfast.attacks.trust import Indicator
-from holdfast.audit.result import FIELDS, JSON_VERSION, Audit, Record
+from holdfast.audit.bracket import Bracket, Record
+from holdfast.audit.card import badge, model_card, to_csv
+from holdfast.audit.result import FIELDS, JSON_VERSION, Audit
 from holdfast.audit.store import Example
 from holdfast.errors import StorageError
 
-REPORT, RESULT, EXAMPLES = "report.html", "audit.json", "examples.npz"
+REPORT, RESULT, EXAMPLES, PROGRESS = "report.html", "audit.json", "examples-{}.npz", "progress.json"
+TEXTS = {"results.csv": to_csv, "badge.svg": badge, "model-card.md": model_card}
+_OF_A_BRACKET = ("threat", "threats", "budgets", "valid_range", "seconds", "skipped", "proved")
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -42,23 +47,43 @@ def save_arrays(path: Path, **arrays: Any) -> None:
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a killed run left half written; only the run that holds the lock of the store may do so."""
+    for name in (RESULT, REPORT, PROGRESS, *TEXTS, EXAMPLES.format("*")):
+        for path in folder.glob(f".{name}.*"):
+            path.unlink(missing_ok=True)
+
+
 def save_audit(audit: Audit, folder: Path) -> Path:
-    """Writes `audit.json`, `examples.npz` and `report.html` into `folder`; returns the path of the report."""
-    report, result = audit.to_html().encode(), audit.to_json().encode()
-    arrays = {}
-    for example in audit.examples:
-        arrays[f"x_{example.position}"], arrays[f"adv_{example.position}"] = example.x, example.x_adv
-        if example.attribution is not None:
-            arrays[f"why_{example.position}"] = example.attribution
+    """Writes the report and the results into `folder`, see docs/audit.md; returns the path of the report."""
+    texts = {
+        RESULT: audit.to_json(),
+        **{name: write(audit) for name, write in TEXTS.items()},
+        REPORT: audit.to_html(),
+    }
     try:
-        save_arrays(folder / EXAMPLES, **arrays)
-        write_whole(folder / RESULT, lambda file: file.write(result))
-        write_whole(folder / REPORT, lambda file: file.write(report))
+        for number, bracket in enumerate(audit.brackets):
+            save_arrays(folder / EXAMPLES.format(number), **_arrays(bracket))
+        for name, text in texts.items():
+            write_whole(folder / name, partial(_write, text.encode()))
     except OSError as error:
         raise StorageError(
             f"cannot save the audit in '{folder}': {error}; check the path, permissions and free space"
         ) from error
     return folder / REPORT
+
+
+def _write(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)
+
+
+def _arrays(bracket: Bracket) -> dict[str, Any]:
+    """The pictures, each array under a letter and the position of its input."""
+    arrays: dict[str, Any] = {}
+    for example in bracket.examples:
+        parts = (("x", example.x), ("adv", example.x_adv), ("why", example.attribution))
+        arrays |= {f"{key}_{example.position}": values for key, values in parts if values is not None}
+    return arrays
 
 
 def load_audit(folder: str | Path) -> Audit:
@@ -72,15 +97,32 @@ def load_audit(folder: str | Path) -> Audit:
         raise StorageError(f"cannot read '{path}': {error}; run the audit again with the same folder") from error
     if not isinstance(body, dict) or body.get("schema_version") != JSON_VERSION:
         version = body.get("schema_version") if isinstance(body, dict) else None
-        raise StorageError(f"'{path}' has schema version {version}, this Holdfast reads {JSON_VERSION}")
+        raise StorageError(
+            f"'{path}' has schema version {version}, this Holdfast reads {JSON_VERSION}; run the audit again"
+        )
     try:
-        values: dict[str, Any] = {key: tuple(body[key]) if isinstance(body[key], list) else body[key] for key in FIELDS}
-        records = tuple(Record(**record) for record in body["records"])
-        # An audit from before there were indicators has none.
-        trust = tuple(Indicator(**indicator) for indicator in body.get("trust", ()))
-    except (KeyError, TypeError) as error:
+        values: dict[str, Any] = {key: body[key] for key in FIELDS}
+        values["classes"] = tuple(body["classes"])
+        values["groups"] = {name: tuple(column) for name, column in body["groups"].items()}
+        brackets = tuple(
+            _bracket(part, Path(folder) / EXAMPLES.format(number)) for number, part in enumerate(body["brackets"])
+        )
+    except (KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"'{path}' is not a complete audit: {error}; run the audit again") from error
-    return Audit(**values, records=records, trust=trust, examples=_load_examples(Path(folder) / EXAMPLES))
+    if not brackets:
+        raise StorageError(f"'{path}' is not a complete audit: it has no bracket; run the audit again")
+    return Audit(**values, brackets=brackets)
+
+
+def _bracket(body: dict[str, Any], examples: Path) -> Bracket:
+    values: dict[str, Any] = {key: body[key] for key in _OF_A_BRACKET}
+    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return Bracket(
+        **values,
+        records=tuple(Record(**record) for record in body["records"]),
+        trust=tuple(Indicator(**indicator) for indicator in body["trust"]),
+        examples=_load_examples(examples),
+    )
 
 
 def _load_examples(path: Path) -> tuple[Example, ...]:
@@ -90,7 +132,7 @@ def _load_examples(path: Path) -> tuple[Example, ...]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             positions = [int(key[2:]) for key in arrays.files if key.startswith("x_")]
-            why = {p: arrays[f"why_{p}"] for p in positions if f"why_{p}" in arrays.files}
-            return tuple(Example(p, arrays[f"x_{p}"], arrays[f"adv_{p}"], why.get(p)) for p in positions)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            found = {key: arrays[key] for key in arrays.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise StorageError(f"cannot read '{path}': {error}; delete it to go without pictures") from error
+    return tuple(Example(p, found[f"x_{p}"], found.get(f"adv_{p}"), found.get(f"why_{p}")) for p in positions)

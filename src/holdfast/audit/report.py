@@ -1,106 +1,224 @@
-"""One self-contained HTML page for one audit or for several models side by side."""
+"""One self-contained HTML page for one audit, or for several models side by side; and the schema of audit.json."""
 
+import base64
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from holdfast.audit.plot import bracket_plot
-from holdfast.audit.result import Audit, Record, interval_text, percent
+from holdfast.audit.advice import next_steps
+from holdfast.audit.bracket import Bracket, Group, interval_text, percent
+from holdfast.audit.gallery import class_namer, gallery, island, state
+from holdfast.audit.plot import UNITS, bracket_plot, range_bar
+from holdfast.audit.result import Audit
 from holdfast.errors import InputError
-from holdfast.explain.pictures import signed_map
-from holdfast.png import data_uri, is_picture
 
-_TEMPLATE = "report.html.j2"
-
-
-@dataclass(frozen=True)
-class _Card:
-    """One entry of the gallery; the pictures are empty where an input is no image."""
-
-    record: Record
-    label: str
-    before: str
-    after: str
-    pictures: tuple[tuple[str, str], ...]
+PAGE = Path(__file__).parent / "page"
+SCHEMA = Path(__file__).parent / "audit.schema.json"
+MOST_GROUPS = 60
+"""Rows of a table of groups."""
+FIRST = 50
+"""Rows of the table of inputs where the page may not run its script."""
+MOST_DIFFERENT = 20
+"""Rows of the table of inputs on which models differ."""
 
 
 def render(audits: Sequence[Audit]) -> str:
-    """The report as HTML: no script, no external resource; light and dark follow the reader's setting.
+    """The report as HTML: one file without external resources; light and dark follow the reader's setting.
+
+    Its content security policy allows the one script and the one style sheet of the page, and nothing else. Without
+    the script all but the gallery is there.
 
     Args:
-        audits: at least one; each gets a section, and several get their brackets side by side on top.
+        audits: one for its report; several for a page that compares them, threat by threat.
     """
     if not audits:
         raise InputError("a report needs at least one audit, got none")
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+    page = _environment()
+    if len(audits) == 1:
+        return page.get_template("report.html.j2").render(section=_report(audits[0]))
+    audits = _told_apart(audits)
+    same = len({(audit.hashes.get("data"), audit.inputs) for audit in audits}) == 1
+    return page.get_template("compare.html.j2").render(
+        sections=[_run(audit) for audit in audits],
+        same_inputs=same,
+        threats=[_shared(audits, threat, same=same) for threat in _threats(audits)],
+    )
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of audit.json."""
+    found: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def _environment() -> Environment:
+    page = Environment(
+        loader=FileSystemLoader(PAGE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "interval": interval_text, "duration": duration}
-    return environment.get_template(_TEMPLATE).render(sections=[_section(audit) for audit in audits])
+    page.filters |= {
+        "percent": percent,
+        "interval": interval_text,
+        "duration": duration,
+        "setting": _setting_text,
+        "range_bar": lambda clean, largest: Markup(range_bar(clean, largest)),
+    }
+    for name in ("css", "js"):
+        text = (PAGE / f"report.{name}").read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        page.globals |= {name: Markup(text), f"{name}_hash": f"sha256-{digest}"}
+    return page
 
 
-def _section(audit: Audit) -> dict[str, Any]:
-    last = audit.levels[-1]
-    return {
-        "audit": audit,
-        "last": last,
-        "population": (last.certified_interval[0], last.attacked_interval[1]),
-        "plot": Markup(bracket_plot(audit)),
-        "cards": _cards(audit),
-        "explained": any(example.attribution is not None for example in audit.examples),
-        "broken": sum(bool(r.broken) for r in audit.records),
-        "broken_by": Counter(r.broken_by for r in audit.records if r.broken).most_common(),
-        "certified_by": Counter(r.certified_by for r in audit.records if r.certified).most_common(),
-        "settings": {key: _setting_text(value) for key, value in audit.settings.items()},
-        "total": sum(audit.seconds.values()),
+def _report(audit: Audit) -> dict[str, Any]:
+    """All that the report of one audit shows."""
+    shown = gallery(audit)
+    return _run(audit) | {
+        "brackets": [
+            _bracket(audit, bracket, part["left"])
+            for bracket, part in zip(audit.brackets, shown["brackets"], strict=True)
+        ],
+        "next": next_steps(audit),
+        "island": island(shown),
     }
 
 
-def _cards(audit: Audit) -> list[_Card]:
-    by_position = {record.position: record for record in audit.records}
-    low, high = audit.valid_range
+def _run(audit: Audit) -> dict[str, Any]:
+    """What was run."""
+    settings = {key: value for key, value in audit.settings.items() if key != "steps"}
+    several = len(audit.brackets) > 1
+    decided: Counter[str] = Counter()
+    for bracket in audit.brackets:
+        at = f", {bracket.threat}" if several else ""
+        decided.update(f"broken by {r.broken_by}{at}" for r in bracket.records if r.broken)
+        decided.update(f"certified by {r.certified_by}{at}" for r in bracket.records if r.certified)
+    return {
+        "audit": audit,
+        "steps": [
+            {**step, "time": _spent(audit, f"{step['stage']} {step['method']}")}
+            for step in audit.settings.get("steps", ())
+        ],
+        "settings": {key: _setting_text(value) for key, value in settings.items()},
+        "seconds": {step: duration(seconds) for step, seconds in audit.seconds.items()},
+        "total": sum(audit.seconds.values()),
+        "decided": dict(decided),
+    }
 
-    def class_name(number: int | None) -> str:
-        if number is not None and number < len(audit.classes):
-            return audit.classes[number]
-        return f"class {number}"
 
-    cards = []
-    for example in audit.examples:
-        record = by_position[example.position]
-        pictures: tuple[tuple[str, str], ...] = ()
-        if is_picture(example.x.shape):
-            change = example.x_adv.astype(np.float64) - example.x
-            scale = float(np.abs(change).max()) or 1.0
-            pictures = (
-                ("original", data_uri(example.x, low=low, high=high)),
-                ("attacked", data_uri(example.x_adv, low=low, high=high)),
-                # Grey is no change; the scale makes the largest one black or white.
-                (f"diff. {(high - low) / (2 * scale):.3g}x", data_uri(change, low=-scale, high=scale)),
-            )
-            if example.attribution is not None:
-                pictures += (("decides", data_uri(signed_map(torch.tensor(example.attribution)))),)
-        label, before, after = map(class_name, (record.label, record.prediction, record.prediction_adv))
-        cards.append(_Card(record, label, before, after, pictures))
-    return cards
+def _spent(audit: Audit, step: str) -> str:
+    seconds = audit.seconds.get(step)
+    return "not run" if seconds is None else duration(seconds)
+
+
+def _bracket(audit: Audit, bracket: Bracket, left: int) -> dict[str, Any]:
+    """What is shown of one threat; `left` examples have no pictures."""
+    last, name = bracket.levels[-1], class_namer(audit)
+    return {
+        "bracket": bracket,
+        "last": last,
+        "unit": UNITS.get(bracket.threat.partition(":")[0], ""),
+        "attacks": _methods(bracket, "attack"),
+        "certificates": _methods(bracket, "certify"),
+        "population": (last.certified_interval[0], last.attacked_interval[1]),
+        "plot": Markup(bracket_plot(bracket)),
+        "tables": _tables(audit, bracket),
+        "broken": sum(bool(r.broken) for r in bracket.records),
+        "left": left,
+        "first": [
+            {
+                "record": r,
+                "label": name(r.label),
+                "prediction": name(r.prediction),
+                "state": state(r, bracket.budgets[-1]),
+            }
+            for r in bracket.records[:FIRST]
+        ],
+    }
+
+
+def _tables(audit: Audit, bracket: Bracket) -> list[dict[str, Any]]:
+    """By class, in the order of their numbers, then by each column of groups; a table of one group says nothing."""
+    name = class_namer(audit)
+    # Padded, so that their order as texts is that of the numbers.
+    by_class = [
+        Group(name(int(group.name)), group.clean, group.largest)
+        for group in bracket.by([f"{record.label:09d}" for record in bracket.records])
+    ]
+    found = [("class", by_class), *((column, list(bracket.by(values))) for column, values in audit.groups.items())]
+    return [
+        {"title": title, "rows": groups[:MOST_GROUPS], "left": max(len(groups) - MOST_GROUPS, 0)}
+        for title, groups in found
+        if len(groups) > 1
+    ]
+
+
+def _methods(bracket: Bracket, stage: str) -> str:
+    """Names of what was run at this threat: not all steps of a plan are for all threats."""
+    found = [step.removeprefix(f"{stage} ") for step in bracket.seconds if step.startswith(f"{stage} ")]
+    return ", ".join(found) or {"attack": "the attack", "certify": "the certificate"}[stage]
+
+
+def _told_apart(audits: Sequence[Audit]) -> list[Audit]:
+    """The audits under names of their own: those that share one get numbers."""
+    counts = Counter(audit.name for audit in audits)
+    return [
+        replace(audit, name=f"{audit.name} ({i})") if counts[audit.name] > 1 else audit
+        for i, audit in enumerate(audits, 1)
+    ]
+
+
+def _threats(audits: Sequence[Audit]) -> list[str]:
+    """Threats that two or more audits share; where they share none, all of them."""
+    counts = Counter(bracket.threat for audit in audits for bracket in audit.brackets)
+    return [threat for threat, count in counts.items() if count > 1] or list(counts)
+
+
+def _shared(audits: Sequence[Audit], threat: str, *, same: bool) -> dict[str, Any]:
+    """The models at one threat."""
+    found = [(audit, bracket) for audit in audits for bracket in audit.brackets if bracket.threat == threat]
+    rows = [
+        {"name": audit.name, "bracket": b, "last": b.levels[-1], "plot": Markup(bracket_plot(b))} for audit, b in found
+    ]
+    differ = _differences(found) if same and len(found) > 1 else None
+    return {
+        "threat": threat,
+        "unit": UNITS.get(threat.partition(":")[0], ""),
+        "rows": rows,
+        "differ": differ if differ is None else differ[:MOST_DIFFERENT],
+        "count": len(differ or ()),
+    }
+
+
+def _differences(found: Sequence[tuple[Audit, Bracket]]) -> list[dict[str, Any]]:
+    """Inputs that one model is proved to hold and another one does not."""
+    name = class_namer(found[0][0])
+    rows = []
+    for records in zip(*(bracket.records for _, bracket in found), strict=True):
+        states = [state(r, bracket.budgets[-1]) for r, (_, bracket) in zip(records, found, strict=True)]
+        if "certified" in states and {"broken", "misclassified"} & set(states):
+            rows.append({"position": records[0].position, "label": name(records[0].label), "states": states})
+    return rows
 
 
 def _setting_text(value: object) -> str:
     if value is None:
         return "none"
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return ", ".join(f"{key}={item}" for key, item in value.items()) or "defaults"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
     return str(value)
 
 

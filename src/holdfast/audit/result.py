@@ -1,198 +1,146 @@
-"""The answer of an audit: the bracket for each input and for all of them, with everything needed to repeat it."""
+"""The answer of an audit: one bracket for each threat, with everything needed to repeat it."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group as Lines
 from rich.table import Table
-from scipy.special import betaincinv
 
-from holdfast.attacks.trust import Indicator, Verdict, verdict
+from holdfast.attacks.trust import Indicator, Verdict
+from holdfast.audit.bracket import Bracket, Level, Record, interval_text, percent
 from holdfast.audit.store import Example
 
-JSON_VERSION = 1
-CONFIDENCE = 0.95
-# What audit.json holds as it is; the levels follow from the records, the examples are in a file of their own.
-FIELDS = (
-    *("name", "threat", "threats", "budgets", "valid_range", "data", "classes"),
-    *("settings", "versions", "hashes", "seconds", "created"),
-)
-
-
-@dataclass(frozen=True)
-class Record:
-    """The bracket of one input: its robust radius is at least `certified` and, if `broken` is known, at most that.
-
-    Attributes:
-        position: of the input in the data.
-        label: its class.
-        prediction: class that the model gives to the unchanged input.
-        certified: largest budget at which it is proved to hold; None where it is not even classified right.
-        certified_by: the certificate; empty where no budget is proved.
-        broken: smallest budget at which an attack succeeded, 0 where it is misclassified unchanged; None where it held.
-        broken_by: the attack; "clean" where it is misclassified unchanged, empty where it held.
-        prediction_adv: class of the adversarial example; None where there is none.
-    """
-
-    position: int
-    label: int
-    prediction: int
-    certified: float | None
-    certified_by: str
-    broken: float | None
-    broken_by: str
-    prediction_adv: int | None
-
-
-@dataclass(frozen=True)
-class Level:
-    """The bracket of all inputs at one budget; counts of `inputs`.
-
-    certified <= inputs that truly hold <= attacked, where attacked counts those that survive the attack.
-    """
-
-    threat: str
-    budget: float
-    inputs: int
-    certified: int
-    attacked: int
-
-    @property
-    def certified_accuracy(self) -> float:
-        """Share of inputs proved to hold."""
-        return self.certified / self.inputs
-
-    @property
-    def attacked_accuracy(self) -> float:
-        """Share of inputs that the attack did not break."""
-        return self.attacked / self.inputs
-
-    @property
-    def certified_interval(self) -> tuple[float, float]:
-        """Clopper-Pearson interval of the certified accuracy."""
-        return clopper_pearson(self.certified, self.inputs)
-
-    @property
-    def attacked_interval(self) -> tuple[float, float]:
-        """Clopper-Pearson interval of the accuracy under attack."""
-        return clopper_pearson(self.attacked, self.inputs)
-
-
-def clopper_pearson(count: int, total: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Exact interval of a probability after `count` hits in `total` draws (Clopper and Pearson, 1934).
-
-    It covers the truth at least as often as it says, unlike the normal and the Wilson interval.
-
-    >>> tuple(round(end, 3) for end in clopper_pearson(0, 10))
-    (0.0, 0.308)
-    """
-    tail = (1 - confidence) / 2
-    low = float(betaincinv(count, total - count + 1, tail)) if count else 0.0
-    high = float(betaincinv(count + 1, total - count, 1 - tail)) if count < total else 1.0
-    return low, high
+JSON_VERSION = 2
+# What audit.json holds as it is, beside the brackets.
+FIELDS = ("name", "data", "classes", "groups", "settings", "versions", "hashes", "created")
+_DOUBT = ("reliable", "suspicious", "unreliable")
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """An audited model.
+    """An audited model. What speaks of one threat (`certified`, `records`, ...) is that of the first one.
 
     Attributes:
         name: what the model is called in the report.
-        threat: the largest threat, as text.
-        threats: text of each audited budget, growing; the last one is `threat`.
-        budgets: the same as numbers.
-        valid_range: lowest and highest valid value of an input.
         data: name of the data.
         classes: names of the classes; may be empty.
-        records: one per input, in the order of the data.
-        trust: signs for and against the attack at the largest budget; empty where there are no probes for the threat.
-        settings: options of the run.
+        brackets: one for each threat, in the order asked for, over the same inputs.
+        settings: options of the run; "steps" lists what was run, "plan" how it was chosen.
         versions: of Holdfast, torch, Python, and the device.
         hashes: sha256 of the model (structure and state) and of the data used.
-        seconds: time spent in each stage, over all starts of the run.
         created: when the run was first started (UTC).
-        examples: adversarial examples for the gallery.
+        groups: columns given by the user: by name, one text for each record.
     """
 
     name: str
-    threat: str
-    threats: tuple[str, ...]
-    budgets: tuple[float, ...]
-    valid_range: tuple[float, float]
     data: str
     classes: tuple[str, ...]
-    records: tuple[Record, ...]
+    brackets: tuple[Bracket, ...]
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     hashes: Mapping[str, str]
-    seconds: Mapping[str, float]
     created: str
-    trust: tuple[Indicator, ...] = ()
-    examples: tuple[Example, ...] = field(default=(), repr=False)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> int:
         """How many inputs were audited."""
-        return len(self.records)
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """The bracket at budget zero (both ends are the clean accuracy) and at each audited budget."""
-        rows = zip(("none", *self.threats), (0.0, *self.budgets), strict=True)
-        return tuple(
-            Level(
-                text,
-                budget,
-                self.inputs,
-                sum(r.certified is not None and r.certified >= budget for r in self.records),
-                sum(r.broken is None or r.broken > budget for r in self.records),
-            )
-            for text, budget in rows
-        )
+        return self.brackets[0].inputs
 
     @property
     def clean(self) -> float:
         """Accuracy on the unchanged inputs."""
-        return self.levels[0].attacked_accuracy
+        return self.brackets[0].clean
+
+    @property
+    def threat(self) -> str:
+        """The first threat, as text."""
+        return self.brackets[0].threat
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """Audited budgets of the first threat, growing."""
+        return self.brackets[0].budgets
 
     @property
     def attacked(self) -> tuple[float, ...]:
         """Accuracy under attack at each of `budgets`: the truth on these inputs is no higher."""
-        return tuple(level.attacked_accuracy for level in self.levels[1:])
+        return self.brackets[0].attacked
 
     @property
     def certified(self) -> tuple[float, ...]:
         """Certified accuracy at each of `budgets`: the truth on these inputs is no lower."""
-        return tuple(level.certified_accuracy for level in self.levels[1:])
+        return self.brackets[0].certified
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The first bracket at budget zero and at each of `budgets`."""
+        return self.brackets[0].levels
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The first bracket of each input, in the order of the data."""
+        return self.brackets[0].records
+
+    @property
+    def trust(self) -> tuple[Indicator, ...]:
+        """Signs for and against the attack of the first threat."""
+        return self.brackets[0].trust
+
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        """Adversarial examples of the first threat."""
+        return self.brackets[0].examples
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time spent in each step, over all threats and all starts of the run."""
+        total: dict[str, float] = {}
+        for bracket in self.brackets:
+            for step, seconds in bracket.seconds.items():
+                total[step] = total.get(step, 0.0) + seconds
+        return total
 
     @property
     def headline(self) -> str:
-        """The verdict in one sentence."""
-        last = self.levels[-1]
-        low, high = percent(last.certified_accuracy), percent(last.attacked_accuracy)
-        where = f"of {self.inputs} inputs hold at {self.threat}"
-        if self.settings.get("certify") is None:
-            return f"At most {high} {where}; no certificate was run."
-        return f"Exactly {high} {where}." if last.certified == last.attacked else f"Between {low} and {high} {where}."
+        """The answer in one sentence."""
+        if len(self.brackets) == 1:
+            return self.brackets[0].headline
+        answers = [f"{bracket.answer} at {bracket.threat}" for bracket in self.brackets]
+        return f"Of {self.inputs} inputs hold: {'; '.join(answers)}."
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether the attack can be trusted, and why; None where it was not probed."""
-        return verdict(self.trust) if self.trust else None
+        """Whether the attacks can be trusted: the worst verdict of all threats; None where none was probed."""
+        found = [(_DOUBT.index(v.level), b.threat, v) for b in self.brackets if (v := b.verdict) is not None]
+        if not found:
+            return None
+        _, threat, worst = max(found, key=lambda item: item[0])
+        return (
+            worst
+            if len(self.brackets) == 1 or worst.level == "reliable"
+            else Verdict(worst.level, f"{threat}: {worst.reason}")
+        )
 
-    def table(self) -> Table:
-        """The bracket for the terminal."""
+    def table(self) -> Lines:
+        """The brackets for the terminal."""
+        return Lines(*(self._table(bracket) for bracket in self.brackets))
+
+    def _table(self, bracket: Bracket) -> Table:
         caption = f"{self.name} on {self.data}; 95 % Clopper-Pearson intervals"
         if self.settings.get("alpha"):
             caption += f"; each proof is wrong with probability {self.settings['alpha']:g} at most"
-        if self.verdict is not None:
-            caption += f"\nthe attack is {self.verdict.level}: {self.verdict.reason}"
-        table = Table(title=self.headline, caption=caption)
+        if bracket.verdict is not None:
+            caption += f"\nthe attack is {bracket.verdict.level}: {bracket.verdict.reason}"
+        for text in bracket.skipped:
+            caption += f"\nnot done: {text}"
+        table = Table(title=bracket.headline, caption=caption)
         for column in ("budget", "certified", "95 %", "under attack", "95 %", "undecided"):
             table.add_column(column, justify="right", no_wrap=True)
-        for level in self.levels:
+        for level in bracket.levels:
             table.add_row(
                 "clean" if level.budget == 0 else f"{level.budget:.4g}",
                 percent(level.certified_accuracy),
@@ -205,27 +153,15 @@ class Audit:
 
     def to_json(self) -> str:
         """All but the pictures, as JSON; docs/audit.md lists the keys."""
-        levels = [
-            {
-                **asdict(level),
-                "certified_accuracy": level.certified_accuracy,
-                "certified_interval": level.certified_interval,
-                "attacked_accuracy": level.attacked_accuracy,
-                "attacked_interval": level.attacked_interval,
-            }
-            for level in self.levels
-        ]
         body = {
             "schema_version": JSON_VERSION,
             "headline": self.headline,
-            "clean_accuracy": self.clean,
-            "levels": levels,
-            **{key: getattr(self, key) for key in FIELDS},
             "verdict": self.verdict and self.verdict._asdict(),
-            "trust": [asdict(indicator) for indicator in self.trust],
-            "records": [asdict(record) for record in self.records],
+            "clean_accuracy": self.clean,
+            **{key: getattr(self, key) for key in FIELDS},
+            "brackets": [bracket.to_dict() for bracket in self.brackets],
         }
-        return json.dumps(body, indent=1, default=repr) + "\n"
+        return json.dumps(body, indent=1, default=repr, allow_nan=False) + "\n"
 
     def to_html(self) -> str:
         """The report, one self-contained page."""
@@ -235,25 +171,7 @@ class Audit:
         return render([self])
 
     def save(self, folder: str | Path) -> Path:
-        """Writes `audit.json`, `examples.npz` and `report.html` into `folder`; returns the path of the report."""
+        """Writes the report and the results into `folder`; returns the path of the report."""
         from holdfast.audit.files import save_audit
 
         return save_audit(self, Path(folder))
-
-
-def percent(share: float) -> str:
-    """Share as text.
-
-    >>> percent(0.7125)
-    '71.2 %'
-    """
-    return f"{100 * share:.1f} %"
-
-
-def interval_text(interval: tuple[float, float]) -> str:
-    """Interval of shares as text, in percent.
-
-    >>> interval_text((0.5, 0.61))
-    '50.0 to 61.0'
-    """
-    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"

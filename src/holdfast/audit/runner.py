@@ -1,47 +1,49 @@
 """The main job: bracket the robust accuracy of a model between what is proved and what is broken."""
 
-import inspect
-import platform
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from holdfast.attacks import attack as run_attack
-from holdfast.audit import stages
-from holdfast.audit.files import save_audit
+from holdfast.audit.engine import Engine, local
+from holdfast.audit.files import remove_leftovers, save_audit
 from holdfast.audit.hashes import hash_model, hash_tensors
+from holdfast.audit.inputs import exact_text, inputs_of, to_model, versions_of
+from holdfast.audit.live import Live
+from holdfast.audit.plan import HURRIED, Plan, check_plan, make_plan
 from holdfast.audit.result import Audit
-from holdfast.audit.stages import Job, to_model
+from holdfast.audit.rounds import Rounds
+from holdfast.audit.stages import Job, Side
 from holdfast.audit.store import Store
 from holdfast.bars import progress_bars
 from holdfast.certify import Smoothed
-from holdfast.certify import certify as run_certify
 from holdfast.checks import check_inputs, check_labels, check_task
-from holdfast.data import Dataset, load_data
-from holdfast.errors import InputError, did_you_mean
-from holdfast.registry import Kind, get
-from holdfast.threats import Box, Threat
+from holdfast.data import Dataset
+from holdfast.errors import InputError
+from holdfast.registry import get
+from holdfast.threats import L1, L2, Linf, Threat
+from holdfast.threats import threat as read_threat
 
 STORE = "audit.sqlite"
-GALLERY = 12  # pictures in the report: enough to see what the adversary does, few enough for a phone
 
 
 def audit(
     model: nn.Module,
     data: Dataset | str | tuple[Tensor, Tensor],
-    threat: Threat,
+    threat: Threat | str | Sequence[Threat | str],
     *,
+    budget: str | float = "standard",
     n: int = 500,
     budgets: int = 5,
-    attack: str = "cascade",
+    attack: str | None = None,
     certify: str | None = "auto",
     split: str = "test",
+    groups: Mapping[str, Sequence[object]] | None = None,
     out: str | Path | None = None,
     seed: int = 0,
     batch_size: int = 100,
@@ -49,6 +51,8 @@ def audit(
     name: str | None = None,
     attack_options: Mapping[str, Any] | None = None,
     certify_options: Mapping[str, Any] | None = None,
+    engine: Literal["local", "ray"] | Engine = "local",
+    address: str | None = None,
 ) -> Audit:
     """Clean, attacked and certified accuracy over a range of budgets, per input and overall.
 
@@ -58,13 +62,17 @@ def audit(
     Args:
         model: from (B, ...) to logits (B, K), in eval mode. Batches are moved to its device and dtype.
         data: a data set, its name, or inputs (N, ...) in the threat's valid range with labels (N,).
-        threat: what the adversary may do, at the largest budget.
+        threat: what the adversary may do, at the largest budget; several of them make one bracket each.
+        budget: "quick", "standard" or "thorough"; or a time such as "10m", or seconds: then costly steps run on what is
+            still undecided until the time is over, and the audit says what it had no time for.
         n: audit the first n inputs of the split, or all of them if there are fewer.
-        budgets: how many budgets, up to the threat's own.
-        attack: a name from `hf.methods("attack")`.
-        certify: a name from `hf.methods("certify")`; None proves nothing and leaves the lower end of the bracket at 0.
-            "smoothing" goes with a model of `hf.Smoothed`, whose examples count if fresh noise confirms them.
+        budgets: how many budgets of each threat, up to its own.
+        attack: a name from `hf.methods("attack")` instead of the attacks that `budget` stands for.
+        certify: likewise from `hf.methods("certify")`; "auto" chooses what fits the model, None proves nothing and
+            leaves the lower end of the bracket at 0. A model of `hf.Smoothed` gets "smoothing", and its examples count
+            if fresh noise confirms them.
         split: "test" or "train", where `data` is a data set.
+        groups: columns to split the results by: for each name one value for each input.
         out: folder of the run: results are stored there as they come, and a killed audit resumes from it.
         seed: fixes every random choice.
         batch_size: inputs worked on, and stored, at a time.
@@ -72,6 +80,8 @@ def audit(
         name: what to call the model in the report; its class if not given.
         attack_options: further options of the attack, such as {"steps": 100}.
         certify_options: further options of the certificate.
+        engine: "local", or "ray" to spread the batches over a Ray cluster, with the same results.
+        address: of the Ray cluster; a small one is started on this machine if not given.
 
     Example:
         >>> import holdfast as hf
@@ -89,92 +99,119 @@ def audit(
             f"certify='{certify}' proves something about a smoothed classifier, and an attack on the model itself "
             "does not test it; audit hf.Smoothed(model, sigma), with certify='smoothing'"
         )
-    label, classes, x, y = _inputs(data, split, n)
-    logits = check_task(model, *to_model(model, x[:batch_size], y[:batch_size]), threat)
-    check_inputs(x, threat.low, threat.high)
+    if isinstance(model, Smoothed):  # nothing else proves anything about it, and each look costs many passes
+        certify, attack = "smoothing" if certify == "auto" else certify, attack or "pgd"
+    threats = _threats(threat)
+    label, classes, x, y = inputs_of(data, split, n)
+    plan = make_plan(
+        budget, attack=attack, certify=certify, attack_options=attack_options, certify_options=certify_options
+    )
+    named = {method for method in (attack, certify) if method is not None}
+    for one in threats:
+        logits = check_task(model, *to_model(model, x[:batch_size], y[:batch_size]), one)
+        check_inputs(x, one.low, one.high)
+        if one.budget <= 0:
+            raise InputError(f"the threat '{one}' allows no change at all; give a budget above zero")
+        check_plan(plan, one, named=named)
     check_labels(y, len(x), logits.shape[1])
-    if threat.budget <= 0:
-        raise InputError(f"the threat '{threat}' allows no change at all; give a budget above zero")
+    columns = _columns(groups or {}, len(x))
     settings = {
+        "plan": plan.name,
+        "steps": [step.to_dict() for step in plan.steps],
         "n": len(x),
         "budgets": budgets,
-        "attack": attack,
-        "attack_options": _options("attack", attack, threat, attack_options),
-        "certify": certify,
-        "certify_options": _options("certify", certify, threat, certify_options),
         "seed": seed,
     }
-    if certify is not None and get("certify", certify).guarantee == "probabilistic proof":
-        settings["alpha"] = (certify_options or {}).get("alpha", getattr(model, "alpha", None))
+    alpha = _alpha(model, plan)
+    if alpha:
+        settings["alpha"] = alpha
     hashes = {"model": hash_model(model), "data": hash_tensors({"x": x, "y": y})}
-    fingerprint = {**hashes, "threat": _exact(threat), **settings, "holdfast": version("holdfast")}
+    texts = [exact_text(one) for one in threats]
+    fingerprint = {**hashes, "threats": texts, "finer": plan.finer, **settings, "holdfast": version("holdfast")}
     folder = None if out is None else Path(out)
-    levels = tuple(threat.budgets(budgets))
     started = datetime.now(UTC).isoformat(timespec="seconds")
+    called = name or type(model).__name__
     with Store(folder and folder / STORE, fingerprint, created=started) as store, progress_bars(progress) as bars:
-        job = Job(model, x, y, levels, store, bars, {**settings, "batch_size": batch_size}, folder)
-        right = stages.classify(job)
-        proofs = stages.certify(job, right)
-        stages.attack(job, right, proofs)
-        trust = stages.trust(job, right)
-        records = stages.records(job, _sizes(levels), proofs)
-        broken = sorted((r.broken, r.position) for r in records if r.broken)
-        result = Audit(
-            name=name or type(model).__name__,
-            threat=str(threat),
-            threats=tuple(str(t) for t in levels),
-            budgets=_sizes(levels),
-            valid_range=(threat.low, threat.high),
-            data=label,
-            classes=classes,
-            records=records,
-            trust=trust,
-            settings={**job.settings, "split": split},
-            versions=_versions(model),
-            hashes=hashes,
-            seconds=store.seconds(),
-            created=store.created,
-            examples=stages.explained(job, store.examples([position for _, position in broken[:GALLERY]])),
-        )
-    if folder is not None:
-        save_audit(result, folder)
+        live = Live(folder, {"name": called, "data": label, "created": store.created})
+        sides = tuple(_side(i, one, budgets, plan.finer) for i, one in enumerate(threats))
+        run = Rounds(sides, plan, live, store, time.perf_counter() - store.wall())
+        most = batch_size if plan.seconds is None else min(batch_size, HURRIED)
+        job = Job(model, x, y, store, _engine(engine, address), bars, run.show, seed, most, folder, alpha)
+        try:
+            result = Audit(
+                name=called,
+                data=label,
+                classes=classes,
+                brackets=run.all(job, named),
+                settings={**settings, "batch_size": batch_size, "split": split},
+                versions=versions_of(model),
+                hashes=hashes,
+                created=store.created,
+                groups=columns,
+            )
+            if folder is not None:
+                remove_leftovers(folder)
+                save_audit(result, folder)
+        except BaseException as error:
+            live.end("failed", error=str(error) or type(error).__name__)
+            raise
+        run.finish()
     return result
 
 
-def _inputs(
-    data: Dataset | str | tuple[Tensor, Tensor], split: str, n: int
-) -> tuple[str, tuple[str, ...], Tensor, Tensor]:
-    """Description, class names, inputs and labels."""
-    if isinstance(data, tuple):
-        if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-            kinds = ", ".join(type(part).__name__ for part in data)
-            raise InputError(f"data must be a data set, its name, or two tensors (x, y), got ({kinds})")
-        return "tensors", (), data[0][:n], data[1][:n]
-    dataset = load_data(data) if isinstance(data, str) else data
-    if split not in ("train", "test"):
-        raise InputError(f"unknown split '{split}'. " + did_you_mean(split, ("train", "test")))
-    part = getattr(dataset, split)
-    return f"{dataset.name} ({split})", tuple(str(c) for c in dataset.classes), part.x[:n], part.y[:n]
+def _threats(threat: Threat | str | Sequence[Threat | str]) -> tuple[Threat, ...]:
+    """The threats, each once."""
+    given: list[Any] = list(threat) if isinstance(threat, list | tuple) else [threat]
+    found = tuple(read_threat(one) if isinstance(one, str) else one for one in given)
+    for i, one in enumerate(found):
+        if not isinstance(one, Threat):
+            kind = type(one).__name__
+            raise InputError(f"threat must be a threat such as hf.Linf(0.1), its text, or several; got {kind}")
+        if exact_text(one) in [exact_text(other) for other in found[:i]]:
+            raise InputError(f"the threat '{one}' is given twice; give it once")
+    if not found:
+        raise InputError("give at least one threat, got none")
+    return found
 
 
-def _options(kind: Kind, method: str | None, threat: Threat, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options as a dict, refused before any work is done if the method does not take them."""
-    given = dict(options or {})
-    if method is None:
-        return given
-    # An audit without the rounding-error term of the certificate would prove nothing, so `sound` is no choice here.
-    taken = [key for key in given if key in ("model", "x", "y", "threat", "method", "seed", "index", "sound")]
-    if taken:
-        raise InputError(f"{kind}_options may not hold '{taken[0]}': the audit sets it itself")
-    front_door = inspect.signature(run_attack if kind == "attack" else run_certify).parameters
-    with stages.advice(kind):
-        get(kind, method).check(threat, {key: value for key, value in given.items() if key not in front_door})
-    return given
+def _columns(groups: Mapping[str, Sequence[object]], count: int) -> dict[str, tuple[str, ...]]:
+    """Group columns as text, cut to the audited inputs."""
+    columns = {}
+    for name, values in groups.items():
+        if len(values) < count:
+            raise InputError(f"the group column '{name}' has {len(values)} values for {count} audited inputs")
+        columns[str(name)] = tuple(str(value) for value in values[:count])
+    return columns
 
 
-def _exact(threat: Threat) -> str:
-    """Text that differs whenever the threat does; that of a Box only describes it."""
-    return f"{threat} {hash_tensors({'radius': threat.radius})}" if isinstance(threat, Box) else str(threat)
+def _alpha(model: nn.Module, plan: Plan) -> float | None:
+    """Probability that a proof is wrong, where it is not zero."""
+    for step in plan.steps:
+        if step.stage == "certify" and get("certify", step.method).guarantee == "probabilistic proof":
+            alpha: float | None = step.options.get("alpha", getattr(model, "alpha", None))
+            return alpha
+    return None
+
+
+def _engine(engine: Literal["local", "ray"] | Engine, address: str | None) -> Engine:
+    if callable(engine):
+        return engine
+    if engine == "ray":
+        from holdfast.audit.ray_engine import ray_engine
+
+        return ray_engine(address)
+    if engine != "local":
+        raise InputError(f"engine must be 'local' or 'ray', got '{engine}'")
+    if address is not None:
+        raise InputError("address goes with engine='ray'")
+    return local
+
+
+def _side(number: int, threat: Threat, budgets: int, finer: int) -> Side:
+    """Levels on the fine grid for balls, whose radii are continuous; on that of the budgets for other threats."""
+    finer = finer if isinstance(threat, Linf | L2 | L1) else 1
+    levels = tuple(threat.budgets(budgets * finer))
+    return Side(number, levels, _sizes(levels), finer)
 
 
 def _sizes(levels: tuple[Threat, ...]) -> tuple[float, ...]:
@@ -183,14 +220,3 @@ def _sizes(levels: tuple[Threat, ...]) -> tuple[float, ...]:
     if all(a < b for a, b in pairwise(sizes)):
         return sizes
     return tuple((i + 1) / len(levels) for i in range(len(levels)))
-
-
-def _versions(model: nn.Module) -> dict[str, str]:
-    device = next((str(p.device) for p in model.parameters()), "cpu")
-    return {
-        "holdfast": version("holdfast"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": device,
-    }

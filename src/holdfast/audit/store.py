@@ -11,28 +11,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import InputError, StorageError
 
-Stage = Literal["clean", "certify", "attack"]
-TRUST = "trust"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _APPLICATION_ID = 0x484F4C44  # "HOLD": tells our files from other SQLite files
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE outcome (
-        stage TEXT NOT NULL, level INTEGER NOT NULL, position INTEGER NOT NULL,
-        passed INTEGER NOT NULL, prediction INTEGER, by TEXT NOT NULL,
-        PRIMARY KEY (stage, level, position)) WITHOUT ROWID""",
+        bracket INTEGER NOT NULL, step INTEGER NOT NULL, level INTEGER NOT NULL, position INTEGER NOT NULL,
+        passed INTEGER NOT NULL, prediction INTEGER, by TEXT NOT NULL, size REAL,
+        PRIMARY KEY (bracket, step, level, position)) WITHOUT ROWID""",
     """CREATE TABLE example (
-        position INTEGER PRIMARY KEY, shape TEXT NOT NULL, dtype TEXT NOT NULL,
-        x BLOB NOT NULL, x_adv BLOB NOT NULL)""",
-    "CREATE TABLE batch (stage TEXT NOT NULL, level INTEGER NOT NULL, inputs INTEGER NOT NULL, seconds REAL NOT NULL)",
+        bracket INTEGER NOT NULL, position INTEGER NOT NULL, size REAL NOT NULL, shape TEXT NOT NULL,
+        dtype TEXT NOT NULL, x BLOB NOT NULL, x_adv BLOB NOT NULL, PRIMARY KEY (bracket, position))""",
+    """CREATE TABLE batch (
+        bracket INTEGER NOT NULL, step TEXT NOT NULL, inputs INTEGER NOT NULL, seconds REAL NOT NULL,
+        wall REAL NOT NULL)""",
+    "CREATE TABLE trust (bracket INTEGER PRIMARY KEY, text TEXT NOT NULL)",
 )
+
+
+class Key(NamedTuple):
+    """Which outcomes: of which threat, of which step of the plan, at which of its budgets."""
+
+    bracket: int
+    step: int
+    level: int
 
 
 @dataclass(frozen=True)
@@ -44,24 +53,26 @@ class Outcome:
         passed: classified right ("clean"), certified ("certify"), or not broken ("attack").
         prediction: class given to the input ("clean") or to the adversarial example ("attack"); None for "certify".
         by: the method that decided; empty where none did.
+        size: largest radius proved ("certify") or size of the example ("attack"); None where there is none.
     """
 
     position: int
     passed: bool
     prediction: int | None = None
     by: str = ""
+    size: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An input and the adversarial example found for it, arrays of one input's shape.
+    """An input and the adversarial example found for it, if any: arrays of one input's shape.
 
     `attribution`, of the same shape, says what of the input the model's answer rests on, on the way from the example.
     """
 
     position: int
     x: npt.NDArray[np.floating]
-    x_adv: npt.NDArray[np.floating]
+    x_adv: npt.NDArray[np.floating] | None = None
     attribution: npt.NDArray[np.floating] | None = None
 
 
@@ -149,54 +160,80 @@ class Store:
             return self._meta("created")
 
     def add(
-        self, stage: Stage, level: int, outcomes: Sequence[Outcome], examples: Sequence[Example], *, seconds: float
+        self,
+        key: Key,
+        name: str,
+        outcomes: Sequence[Outcome],
+        examples: Sequence[Example] = (),
+        *,
+        seconds: float,
+        wall: float | None = None,
     ) -> None:
-        """Stores one batch: all of it or, when the process dies or the disk is full, nothing of it."""
-        rows = [(stage, level, o.position, o.passed, o.prediction, o.by) for o in outcomes]
+        """Stores one batch: all of it or, when the process dies or the disk is full, nothing of it.
+
+        Of several examples of an input the smallest one is kept. `name` is that of the step, `seconds` the work of the
+        batch, `wall` the time that passed for it if that is less, as on a cluster.
+        """
+        rows = [(*key, o.position, o.passed, o.prediction, o.by, o.size) for o in outcomes]
+        sizes = {o.position: o.size or 0.0 for o in outcomes}
         blobs = [
-            (e.position, json.dumps(e.x.shape), e.x.dtype.str, _pack(e.x), _pack(e.x_adv.astype(e.x.dtype)))
+            (key.bracket, e.position, sizes[e.position], json.dumps(e.x.shape), e.x.dtype.str, _pack(e.x), _pack_as(e))
             for e in examples
         ]
+        timing = (key.bracket, name, len(rows), seconds, seconds if wall is None else wall)
         with self._guarded("write"), self._transaction():
-            self._db.executemany("INSERT INTO outcome VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._db.executemany("INSERT INTO example VALUES (?, ?, ?, ?, ?)", blobs)
-            self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?)", (stage, level, len(rows), seconds))
+            self._db.executemany("INSERT INTO outcome VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._db.executemany(
+                "INSERT INTO example VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (bracket, position) DO UPDATE "
+                "SET size = excluded.size, x_adv = excluded.x_adv WHERE excluded.size < size",
+                blobs,
+            )
+            self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?, ?)", timing)
 
-    def add_trust(self, text: str, *, inputs: int, seconds: float) -> None:
+    def add_trust(self, bracket: int, text: str, *, inputs: int, seconds: float) -> None:
         """Stores what tells whether the attack can be trusted, found on so many inputs."""
         with self._guarded("write"), self._transaction():
-            self._db.execute("INSERT INTO meta VALUES (?, ?)", (TRUST, text))
-            self._db.execute("INSERT INTO batch VALUES (?, 0, ?, ?)", (TRUST, inputs, seconds))
+            self._db.execute("INSERT INTO trust VALUES (?, ?)", (bracket, text))
+            self._db.execute("INSERT INTO batch VALUES (?, 'trust', ?, ?, ?)", (bracket, inputs, seconds, seconds))
 
-    def trust(self) -> str | None:
+    def trust(self, bracket: int) -> str | None:
         """What `add_trust` stored, or None if nothing is stored yet."""
         with self._guarded("read"):
-            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (TRUST,)).fetchone()
+            row = self._db.execute("SELECT text FROM trust WHERE bracket = ?", (bracket,)).fetchone()
         return None if row is None else str(row[0])
 
-    def outcomes(self, stage: Stage, level: int) -> dict[int, Outcome]:
-        """What is stored of a stage at a budget, by position."""
-        query = "SELECT position, passed, prediction, by FROM outcome WHERE stage = ? AND level = ? ORDER BY position"
+    def outcomes(self, key: Key) -> dict[int, Outcome]:
+        """What is stored of a step at a budget, by position."""
+        query = (
+            "SELECT position, passed, prediction, by, size FROM outcome "
+            "WHERE bracket = ? AND step = ? AND level = ? ORDER BY position"
+        )
         with self._guarded("read"):
-            return {row[0]: Outcome(row[0], bool(row[1]), *row[2:]) for row in self._db.execute(query, (stage, level))}
+            return {row[0]: Outcome(row[0], bool(row[1]), *row[2:]) for row in self._db.execute(query, key)}
 
-    def examples(self, positions: Sequence[int]) -> tuple[Example, ...]:
+    def examples(self, bracket: int, positions: Sequence[int]) -> tuple[Example, ...]:
         """The stored adversarial examples of these inputs, in this order; inputs that have none are left out."""
-        query = "SELECT shape, dtype, x, x_adv FROM example WHERE position = ?"
+        query = "SELECT shape, dtype, x, x_adv FROM example WHERE bracket = ? AND position = ?"
         found = []
         with self._guarded("read"):
             for position in positions:
-                row = self._db.execute(query, (position,)).fetchone()
+                row = self._db.execute(query, (bracket, position)).fetchone()
                 if row is not None:
                     shape, dtype = tuple(json.loads(row[0])), np.dtype(row[1])
                     x, x_adv = (np.frombuffer(zlib.decompress(b), dtype).reshape(shape) for b in row[2:])
                     found.append(Example(position, x, x_adv))
         return tuple(found)
 
-    def seconds(self) -> dict[str, float]:
-        """Time spent in each stage, over all starts of the run."""
+    def seconds(self, bracket: int) -> dict[str, float]:
+        """Time spent in each step on one threat, over all starts of the run."""
+        query = "SELECT step, sum(seconds) FROM batch WHERE bracket = ? GROUP BY step ORDER BY min(rowid)"
         with self._guarded("read"):
-            return dict(self._db.execute("SELECT stage, sum(seconds) FROM batch GROUP BY stage ORDER BY min(rowid)"))
+            return dict(self._db.execute(query, (bracket,)))
+
+    def wall(self) -> float:
+        """Time that passed in all, over all starts of the run."""
+        with self._guarded("read"):
+            return float(self._db.execute("SELECT coalesce(sum(wall), 0.0) FROM batch").fetchone()[0])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -224,6 +261,11 @@ class Store:
             raise StorageError(f"{self._where} is corrupt ({error}); delete the file to start again") from error
         except OSError as error:
             raise StorageError(f"cannot {verb} {self._where}: {error}; check the path and permissions") from error
+
+
+def _pack_as(example: Example) -> bytes:
+    assert example.x_adv is not None
+    return _pack(example.x_adv.astype(example.x.dtype))
 
 
 def _pack(values: npt.NDArray[np.floating]) -> bytes:

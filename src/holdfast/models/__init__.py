@@ -1,6 +1,7 @@
 """Architectures by name, normalisation as a layer, and safe loading and saving."""
 
 from holdfast.models import aol, centroid, ensemble, liresnet, plain, resnets, vit  # noqa: F401  (each fills the table of architectures)
+from holdfast.models.adapters import as_classifier
 from holdfast.models.catalog import ModelInfo, count_parameters, get_architecture, list_models, make_model
 from holdfast.models.centroid import Centroid, CentroidNet
 from holdfast.models.ensemble import Ensemble
@@ -15,6 +16,7 @@ __all__ = [
     "MinMax",
     "ModelInfo",
     "Normalize",
+    "as_classifier",
     "count_parameters",
     "get_architecture",
     "list_models",

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from holdfast.errors import HoldfastError, InputError, StorageError, UnsupportedError, did_you_mean
 from holdfast.models.onnx_network import SAMPLE_BATCH, Network, Node, Value
 from holdfast.models.onnx_rules import RULES
+from holdfast.models.onnx_sklearn import to_scores
 
 OLDEST_OPSET = 9
 # A size read off a value's shape has -1 for the batch; only operations that move sizes about keep that meaning.
@@ -39,7 +40,7 @@ def load_onnx(path: Path) -> fx.GraphModule:
             f"'{path}' uses opset {opset}; {OLDEST_OPSET} or newer is needed. "
             f"Convert it with onnx.version_converter.convert_version(model, {max(OLDEST_OPSET, 13)})."
         )
-    graph = proto.graph
+    graph = to_scores(proto.graph)
     values: dict[str, Value | Tensor] = {i.name: _tensor(numpy_helper.to_array(i)) for i in graph.initializer}
     name, sizes, dtype = _input_of(graph, values, path)
     network = Network(fixed_batch=sizes[0])

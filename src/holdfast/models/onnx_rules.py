@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.models.layers import Arctan
+from holdfast.models.onnx_activations import ACTIVATIONS, elementwise
 from holdfast.models.onnx_network import (
     Network,
     Node,
@@ -22,10 +23,6 @@ from holdfast.models.onnx_network import (
 from holdfast.models.onnx_shapes import concat, flatten, reshape, squeeze, transpose, unsqueeze
 
 # --- elementwise ------------------------------------------------------------------------------------------------------
-
-
-def _elementwise(make: Callable[[Node], nn.Module]) -> Rule:
-    return lambda network, node, inputs: network.module(node.op, make(node), value_of(node, inputs[0]))
 
 
 def _identity(network: Network, node: Node, inputs: list[Operand]) -> Value:
@@ -232,8 +229,9 @@ def _pad(network: Network, node: Node, inputs: list[Operand]) -> Value:
 
 
 RULES: dict[str, Rule] = {
+    **ACTIVATIONS,
     "Add": _arithmetic(operator.add),
-    "Atan": _elementwise(lambda node: Arctan()),
+    "Atan": elementwise(lambda node: Arctan()),
     "AveragePool": _pool,
     "BatchNormalization": _batch_norm,
     "Clip": _clip,
@@ -245,19 +243,19 @@ RULES: dict[str, Rule] = {
     "Gemm": _gemm,
     "GlobalAveragePool": _global_average,
     "Identity": _identity,
-    "LeakyRelu": _elementwise(lambda node: nn.LeakyReLU(node.attributes.get("alpha", 0.01))),
+    "LeakyRelu": elementwise(lambda node: nn.LeakyReLU(node.attributes.get("alpha", 0.01))),
     "MatMul": _matmul,
     "MaxPool": _pool,
     "Mul": _arithmetic(operator.mul),
     "Pad": _pad,
     "ReduceMean": _reduce_mean,
-    "Relu": _elementwise(lambda node: nn.ReLU()),
+    "Relu": elementwise(lambda node: nn.ReLU()),
     "Reshape": reshape,
-    "Sigmoid": _elementwise(lambda node: nn.Sigmoid()),
+    "Sigmoid": elementwise(lambda node: nn.Sigmoid()),
     "Softmax": _softmax,
     "Squeeze": squeeze,
     "Sub": _arithmetic(operator.sub),
-    "Tanh": _elementwise(lambda node: nn.Tanh()),
+    "Tanh": elementwise(lambda node: nn.Tanh()),
     "Transpose": transpose,
     "Unsqueeze": unsqueeze,
 }

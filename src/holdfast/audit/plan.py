@@ -1,0 +1,177 @@
+"""What an audit runs, from cheap to costly, and how long it may take."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from holdfast.attacks import attack as run_attack
+from holdfast.certify import certify as run_certify
+from holdfast.errors import InputError, UnsupportedError
+from holdfast.registry import get
+from holdfast.threats import Threat
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_OURS = ("model", "x", "y", "threat", "method", "seed", "index", "sound")
+HURRIED = 25  # most inputs at a time where time is short: the clock is looked at between batches
+
+
+@dataclass(frozen=True)
+class Step:
+    """One certificate or one attack.
+
+    Attributes:
+        stage: which of the two.
+        method: its name.  options: of it.
+        batch: the most inputs to give it at a time, where it is slow.
+        threats: run it for these alone; empty for all that it handles.
+        fine: look for radii on the finer grid.
+    """
+
+    stage: Literal["certify", "attack"]
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+    threats: tuple[str, ...] = ()
+    fine: bool = False
+
+    def fits(self, threat: Threat) -> bool:
+        """Whether it is run for the threat."""
+        return threat.name in (self.threats or get(self.stage, self.method).threats)
+
+    @property
+    def name(self) -> str:
+        """As tables and bars call it."""
+        return f"{self.stage} {self.method}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For files."""
+        return {"stage": self.stage, "method": self.method, "options": dict(self.options)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of an audit, each on the inputs that those before it left undecided.
+
+    Attributes:
+        name: as it was asked for.
+        steps: from cheap to costly.
+        finer: radii are searched on a grid so many times finer than that of the budgets.
+        seconds: time limit, or None.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    finer: int
+    seconds: float | None = None
+
+    def tests(self, number: int, threat: Threat) -> bool:
+        """Whether the step of this number, from 1, is the first attack on the threat: it tests the certificates."""
+        attacks = [i for i, step in enumerate(self.steps, 1) if step.stage == "attack" and step.fits(threat)]
+        return attacks[:1] == [number]
+
+
+_BALLS = ("linf", "l2", "l1", "box")
+_PROOFS = (
+    Step("certify", "auto", {"tight": False}, threats=_BALLS, fine=True),
+    Step("certify", "patch"),
+    Step("certify", "sparse"),
+)
+_CHEAP = (
+    *_PROOFS,
+    Step("attack", "pgd", {"loss": "margin", "steps": 20}, threats=_BALLS),
+    Step("attack", "patch-pgd", {"steps": 20, "step_size": 0.1, "restarts": 8, "probes": 64}),
+    Step("attack", "sparse-pgd", {"restarts": 1}),
+)
+_FULL = (
+    *_CHEAP,
+    Step("certify", "auto", threats=_BALLS),
+    Step("attack", "cascade", threats=_BALLS),
+    Step("attack", "patch-pgd", {"steps": 40, "restarts": 16, "probes": 256}),
+    Step("attack", "sparse-rs", {"queries": 500}),
+)
+_COSTLY = (
+    Step("attack", "cascade", threats=("patch", "sparse")),
+    Step("certify", "auto", threats=("patch", "sparse")),
+    Step("certify", "milp", {"time_limit": 20.0, "max_binaries": 500}, batch=4),
+    Step("attack", "autoattack"),
+)
+PLANS = {
+    "quick": Plan(
+        "quick",
+        (*_CHEAP, Step("attack", "cascade", {"steps": 10, "targets": 1, "queries": 100}, threats=_BALLS)),
+        finer=1,
+    ),
+    "standard": Plan("standard", _FULL, finer=2),
+    "thorough": Plan("thorough", (*_FULL, *_COSTLY), finer=4),
+}
+
+
+def make_plan(
+    budget: str | float,
+    *,
+    attack: str | None = None,
+    certify: str | None = "auto",
+    attack_options: Mapping[str, Any] | None = None,
+    certify_options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of that name, or the thorough one with a time limit; a method that is named takes the place of its own.
+
+    Args:
+        budget: "quick", "standard", "thorough", a time such as "90s", "10m" or "1.5h", or seconds.
+        attack: run this attack alone; None takes those of the plan.
+        certify: run this certificate alone; "auto" takes those of the plan, None runs none.
+        attack_options: of the attack, which is "cascade" alone if none is named.
+        certify_options: of the certificate, which is "auto" alone if none is named.
+
+    >>> make_plan("10m").seconds, [step.method for step in make_plan("quick", attack="fgsm", certify="ibp").steps]
+    (600.0, ['ibp', 'fgsm'])
+    """
+    seconds = None if isinstance(budget, str) and budget in PLANS else _seconds(budget)
+    plan = PLANS[str(budget)] if seconds is None else PLANS["thorough"]
+    proofs = [step for step in plan.steps if step.stage == "certify"]
+    attacks = [step for step in plan.steps if step.stage == "attack"]
+    alone = (attack is not None or bool(attack_options), certify != "auto" or bool(certify_options))
+    if alone[0]:
+        attacks = [Step("attack", attack or "cascade", dict(attack_options or {}))]
+    if alone[1]:
+        proofs = [] if certify is None else [Step("certify", certify, dict(certify_options or {}), fine=True)]
+    # An attack that is named comes after the cheap certificates, which it tests, and before the others.
+    first = len(proofs) if alone[1] else len(_PROOFS)
+    steps = (*proofs[:first], *attacks, *proofs[first:]) if any(alone) else plan.steps
+    return Plan(str(budget), steps, plan.finer, seconds)
+
+
+def check_plan(plan: Plan, threat: Threat, *, named: set[str]) -> None:
+    """Refuses, before any work is done, what a step cannot do; a step that nobody named is left out instead."""
+    for step in plan.steps:
+        # An audit without the rounding-error term of the certificate would prove nothing, so `sound` is no choice here.
+        taken = [key for key in step.options if key in _OURS]
+        if taken:
+            raise InputError(f"{step.stage}_options may not hold '{taken[0]}': the audit sets it itself")
+        if step.method not in named and not step.fits(threat):
+            continue
+        front_door = inspect.signature(run_attack if step.stage == "attack" else run_certify).parameters
+        options = {key: value for key, value in step.options.items() if key not in front_door}
+        try:
+            get(step.stage, step.method).check(threat, options)
+        except UnsupportedError as error:
+            way_out = " An audit with certify=None runs the attack alone." if step.stage == "certify" else ""
+            raise UnsupportedError(f"{error}{way_out}") from error
+
+
+def _seconds(budget: str | float) -> float:
+    """The time limit in seconds.
+
+    >>> _seconds("1.5h"), _seconds(30)
+    (5400.0, 30.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", str(budget).strip())
+    written = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    seconds = written if isinstance(budget, str) else float(budget)
+    if not 0 < seconds < float("inf"):
+        raise InputError(
+            f"budget must be {', '.join(PLANS)}, or a time above zero such as 90s, 10m or 2h; got '{budget}'"
+        )
+    return seconds
