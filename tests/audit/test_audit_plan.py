@@ -3,6 +3,7 @@
 import json
 import time
 from importlib import import_module
+from itertools import pairwise
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_several_threats_make_one_bracket_each(task, tmp_path):
 def test_standard_is_at_least_as_tight_as_quick_and_thorough_as_standard(task):
     model, x, y = task
     found = [hf.audit(model, (x, y), "linf:0.08", budgets=2, budget=b, progress=False) for b in PLANS]
-    for looser, tighter in zip(found, found[1:], strict=False):
+    for looser, tighter in pairwise(found):
         for a, b in zip(looser.levels, tighter.levels, strict=True):
             assert a.certified <= b.certified <= b.attacked <= a.attacked
     exact = found[-1].levels[-1]

@@ -39,6 +39,23 @@ def test_pooling_is_sound_and_looser(name, pool):
         assert bool((reached >= pooled - 1e-5).all())
 
 
+@pytest.mark.parametrize("count", [1, 12])
+def test_giving_up_early_changes_nothing_but_the_margins_of_those_that_fail(count):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).eval()
+    x = torch.rand(count, 1, 5, 6)
+    y = model(x).argmax(1)
+    for patch in (hf.Patch(1, 1), hf.Patch(2, 3)):
+        whole, early = (hf.certify(model, x, y, patch, "patch", early=early) for early in (False, True))
+        assert torch.equal(whole.certified, early.certified)
+        assert torch.equal(whole.margin[whole.certified], early.margin[whole.certified])
+        assert bool((early.margin[~whole.certified] == -torch.inf).all())
+        assert whole.by == early.by
+    assert count < 12 or 0 < int(hf.certify(model, x, y, hf.Patch(1, 1), "patch").certified.sum()) < 12
+    with pytest.raises(InputError, match="not both"):
+        hf.certify(model, x, y, hf.Patch(1, 1), "patch", early=True, pool=2)
+
+
 def test_pooling_by_hand():
     """One interval pass on the union of the first-layer boxes of each group."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3)).eval()

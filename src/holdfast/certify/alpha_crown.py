@@ -1,5 +1,7 @@
 """CROWN with optimised slopes as a certificate."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -44,17 +46,24 @@ def alpha_crown(
     """
 
     def margins(graph: Graph, r: Region, y: Tensor) -> Tensor:
-        return _climb(graph, r, y, ascent, sound=sound)
+        least = r.x.new_full((len(y),), -torch.inf)
+        if ascent.hope < math.inf:
+            logits = model(r.x)
+            own = logits.gather(1, y[:, None])[:, 0] - logits.scatter(1, y[:, None], -torch.inf).amax(1)
+            least = -ascent.hope * own
+        return _climb(graph, r, y, ascent, least, sound=sound)
 
     found = worst_margins(trace(model, x), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
     return from_margins(found, y, "alpha-crown")
 
 
 @torch.no_grad()
-def _climb(graph: Graph, r: Region, y: Tensor, ascent: Ascent, *, sound: bool) -> Tensor:
+def _climb(graph: Graph, r: Region, y: Tensor, ascent: Ascent, least: Tensor, *, sound: bool) -> Tensor:
+    """CROWN's margins (B, K), made better where the smallest of an input is not positive and at least `least` (B,)."""
     relaxed = linear.relaxation(graph, r, slopes="adaptive", hidden=True, sound=sound)
     margins = linear.margin_bounds(relaxed, y)
-    open_ = (margins.scatter(1, y[:, None], torch.inf).amin(1) <= 0).nonzero()[:, 0]
+    smallest = margins.scatter(1, y[:, None], torch.inf).amin(1)
+    open_ = ((smallest <= 0) & (smallest >= least)).nonzero()[:, 0]
     if len(open_) == 0:
         return margins
     if ascent.joint:

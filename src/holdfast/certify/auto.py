@@ -1,11 +1,13 @@
 """From cheap to tight: the costly certificates only see what is still undecided."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.pgd import BALLS, pgd
+from holdfast.bounds.alpha import Ascent
 from holdfast.bounds.region import REGIONS
 from holdfast.certify.alpha_crown import alpha_crown
 from holdfast.certify.bcp import bcp
@@ -15,6 +17,9 @@ from holdfast.errors import UnsupportedError
 from holdfast.registry import register
 from holdfast.results import CertifyResult
 from holdfast.threats import L2, Box, Threat
+
+HOPE = 0.5
+"""Of the clean margin: where CROWN falls short by more, alpha-CROWN is not tried."""
 
 
 @register(
@@ -63,7 +68,8 @@ def auto(
         if len(left) == 0:
             break
         try:
-            found = step(model, x[left], y[left], threat.select(left), sound=sound)
+            how: dict[str, Any] = {"ascent": Ascent(hope=HOPE)} if step is alpha_crown else {}
+            found = step(model, x[left], y[left], threat.select(left), sound=sound, **how)
         except UnsupportedError:
             break
         best = _merge(best, found, left)

@@ -33,6 +33,7 @@ def patch(
     threat: Threat,
     *,
     pool: int = 1,
+    early: bool = False,
     sound: bool = True,
     chunk_boxes: int = 1024,
 ) -> CertifyResult:
@@ -43,13 +44,19 @@ def patch(
         threat: the patch.
         pool: merge the bounds of pool x pool neighbouring locations after the first layer; looser, and up to pool^2
             times faster. 1 keeps all of them.
+        early: give up on an input at the first location at which its bound fails, beginning in the middle of the image;
+            its margin is then minus infinity. Not with `pool`.
         sound: account for floating-point rounding.
         chunk_boxes: boxes in memory at a time.
     """
     if not isinstance(threat, Patch):
         raise InputError(f"'patch' certifies patches, got '{threat}'")
     masks = threat.masks(threat.locations(tuple(x.shape[1:])), tuple(x.shape[1:]))[:, 0]
-    if pool == 1:
+    if early and pool != 1:
+        raise InputError(f"'patch' takes early=True or pool={pool}, not both")
+    if early:
+        margins = _until_failure(model, x, y, masks, threat, sound=sound, chunk=chunk_boxes)
+    elif pool == 1:
         margins = mask_margins(model, x, y, masks, threat, sound=sound, chunk=chunk_boxes)
     else:
         grid = (x.shape[2] - threat.height + 1, x.shape[3] - threat.width + 1)
@@ -98,6 +105,29 @@ def mask_margins(
         lower, upper = mask_boxes(x, part, threat)
         margins = interval.margin_bounds(graph, lower, upper, y.repeat_interleave(len(part)), sound=sound)
         worst = torch.minimum(worst, margins.unflatten(0, (len(x), -1)).amin(1))
+    return worst
+
+
+def _until_failure(
+    model: nn.Module, x: Tensor, y: Tensor, masks: Tensor, threat: Threat, *, sound: bool, chunk: int
+) -> Tensor:
+    """`mask_margins` of the inputs whose bounds hold at every mask; minus infinity for the others.
+
+    Each round looks at a few masks for the inputs that are left, and at twice as many the next time.
+    """
+    worst = x.new_full((len(x), trace(model, x).nodes[-1].shape[0]), torch.inf)
+    share = masks.double() / masks.double().sum((1, 2), keepdim=True)
+    row, column = (
+        share.sum(3 - d) @ (torch.arange(masks.shape[d]) - (masks.shape[d] - 1) / 2).double() for d in (1, 2)
+    )
+    masks, size, left = masks[(row**2 + column**2).argsort()], 4, torch.arange(len(x), device=x.device)
+    while len(masks) and len(left):
+        part, masks, size = masks[:size], masks[size:], 2 * size
+        found = mask_margins(model, x[left], y[left], part, threat, sound=sound, chunk=chunk)
+        worst[left] = torch.minimum(worst[left], found)
+        failed = ~(found.scatter(1, y[left, None], torch.inf).amin(1) > 0)
+        worst[left[failed]] = -torch.inf
+        left = left[~failed]
     return worst
 
 
