@@ -35,7 +35,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from common import (
@@ -75,12 +75,16 @@ def timed(cell: Cell) -> Iterator[None]:
     cell["others"] = neighbours.cores()
 
 
-def run_audit(model: nn.Module, part: Split, threats: tuple[hf.Threat, ...]) -> Cell:
+def run_audit(model: nn.Module, part: Split, threats: tuple[hf.Threat, ...], engine: Literal["local", "ray"]) -> Cell:
     """One audit with its files; the bracket of each threat at its largest budget, and the seconds of each step."""
-    cell: Cell = {}
+    cell: Cell = {"engine": engine}
     with tempfile.TemporaryDirectory() as folder, timed(cell):
         result = hf.audit(
-            model, (part.x, part.y), list(threats), n=len(part), budget="standard", out=Path(folder) / "run"
+            *(model, (part.x, part.y), list(threats)),
+            n=len(part),
+            budget="standard",
+            out=Path(folder) / "run",
+            engine=engine,
         )
     last = [bracket.levels[-1] for bracket in result.brackets]
     cell["brackets"] = {
@@ -154,7 +158,7 @@ def run_part(name: str, options: argparse.Namespace) -> Cell:
     elif name == "crown":
         cell = run_crown(model, part, first)
     else:
-        cell = run_audit(model, part, THREATS if name == "audit" else (first,))
+        cell = run_audit(model, part, THREATS if name == "audit" else (first,), options.engine)
     packages = (*PACKAGES, "auto_LiRPA") if name == "crown" else PACKAGES
     return {**cell, "threads": torch.get_num_threads(), "run": describe_run(packages)}
 
@@ -199,7 +203,7 @@ def to_markdown(record: dict[str, Any]) -> str:
     """The results as a page."""
     cells = {name: record[NAME][name] for name in PARTS if name in record.get(NAME, {})}
     times = [
-        (name, _inputs(c), c["threads"], c["wall_seconds"], c["cpu_seconds"], c["others"], _answer(c))
+        (name, _inputs(c), _how(c), c["wall_seconds"], c["cpu_seconds"], c["others"], _answer(c))
         for name, c in cells.items()
     ]
     steps = [(name, step, seconds) for name, c in cells.items() for step, seconds in c.get("steps", {}).items()]
@@ -211,7 +215,7 @@ def to_markdown(record: dict[str, Any]) -> str:
             *sorted(runs),
             markdown_table(("bar", "measured", "wanted", "met"), verdicts(cells)),
             "Others: cores that other processes kept busy meanwhile.",
-            markdown_table(("part", "inputs", "threads", "wall s", "CPU s", "others", "answer"), times),
+            markdown_table(("part", "inputs", "how", "wall s", "CPU s", "others", "answer"), times),
             "Seconds of each step of our audits, over all threats.",
             markdown_table(("part", "step", "s"), steps),
         ]
@@ -221,6 +225,10 @@ def to_markdown(record: dict[str, Any]) -> str:
 def _inputs(cell: Cell) -> int:
     levels: dict[str, Any] = cell.get("brackets", {})
     return int(next(iter(levels.values()))["inputs"] if levels else cell["inputs"])
+
+
+def _how(cell: Cell) -> str:
+    return "Ray, one process per core" if cell.get("engine") == "ray" else f"threads: {cell['threads']}"
 
 
 def _answer(cell: Cell) -> str:
@@ -235,6 +243,7 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=["audit", "first", "gap"], help="(default: ours)")
     parser.add_argument("--n", type=int, default=2000, help="test inputs (default: all 2,000)")
     parser.add_argument("--threads", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="of our audits (default: local)")
     parser.add_argument("--official", type=Path, help="checkout of AutoAttack, for that part")
     parser.add_argument("--models", type=Path, help="folder of trained models (default: the cache of Holdfast)")
     parser.add_argument("--epochs", type=int, help="of the training (default: as the recipes say)")
