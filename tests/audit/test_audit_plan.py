@@ -11,6 +11,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.audit.plan import PLANS, Plan, Step, make_plan
+from holdfast.audit.rounds import hidden_values
 from holdfast.audit.stages import Side
 from holdfast.audit.store import Outcome
 
@@ -122,6 +123,21 @@ def test_plans_go_from_cheap_to_costly_and_can_be_replaced():
     assert make_plan(90).seconds == make_plan("90s").seconds == make_plan("1.5m").seconds == 90.0
     attacks = Plan("p", (Step("attack", "fgsm"), Step("attack", "pgd")), finer=1)
     assert [attacks.tests(number, hf.Linf(0.1)) for number in (1, 2)] == [True, False]
+
+
+def test_linear_bounds_are_left_out_where_the_network_is_too_large(task, monkeypatch):
+    model, x, y = task
+    assert hidden_values(model, x[:1]) == 12
+    rounds = import_module("holdfast.audit.rounds")
+    monkeypatch.setattr(rounds, "LARGEST", 11)
+    result = hf.audit(model, (x, y), "linf:0.08", budgets=1, progress=False)
+    (text,) = result.brackets[0].skipped
+    assert text.startswith("certify auto: the network has 12 hidden values, and linear bounds pay up to 11")
+    assert result.levels[-1].certified > 0, "what costs less is still run"
+    step = Step("certify", "auto", square=True)
+    assert [step.at_once(hidden) for hidden in (0, 5_000, 10_000, 500_000)] == [100, 100, 25, 1]
+    assert Step("certify", "milp", batch=4, square=True).at_once(12) == 4
+    assert Step("certify", "auto").at_once(10**6) is None
 
 
 def test_an_example_inside_a_proof_is_a_contradiction():

@@ -14,6 +14,8 @@ from holdfast.threats import Threat
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _OURS = ("model", "x", "y", "threat", "method", "seed", "index", "sound")
+LARGEST = 100_000  # hidden values of a network up to which linear bounds pay: about a quarter of a minute per input
+SMALL = 5_000  # hidden values at which they take a hundred inputs at a time; fewer for larger networks, for the memory
 HURRIED = 25  # most inputs at a time where time is short: the clock is looked at between batches
 
 
@@ -27,6 +29,7 @@ class Step:
         batch: the most inputs to give it at a time, where it is slow.
         threats: run it for these alone; empty for all that it handles.
         fine: look for radii on the finer grid.
+        square: its cost grows with the square of the hidden values of a network, as that of linear bounds does.
     """
 
     stage: Literal["certify", "attack"]
@@ -35,6 +38,7 @@ class Step:
     batch: int | None = None
     threats: tuple[str, ...] = ()
     fine: bool = False
+    square: bool = False
 
     def fits(self, threat: Threat) -> bool:
         """Whether it is run for the threat."""
@@ -44,6 +48,12 @@ class Step:
     def name(self) -> str:
         """As tables and bars call it."""
         return f"{self.stage} {self.method}"
+
+    def at_once(self, hidden: int) -> int | None:
+        """Most inputs to give it at a time, for a network with so many hidden values."""
+        if not self.square:
+            return self.batch
+        return min(self.batch or 100, max(1, int(100 * (SMALL / max(hidden, 1)) ** 2)))
 
     def to_dict(self) -> dict[str, Any]:
         """For files."""
@@ -86,15 +96,15 @@ _CHEAP = (
 )
 _FULL = (
     *_CHEAP,
-    Step("certify", "auto", threats=_BALLS),
+    Step("certify", "auto", threats=_BALLS, square=True),
     Step("attack", "cascade", threats=_BALLS),
     Step("attack", "patch-pgd", {"steps": 40, "restarts": 16, "probes": 256}),
     Step("attack", "sparse-rs", {"queries": 500}),
 )
 _COSTLY = (
     Step("attack", "cascade", threats=("patch", "sparse")),
-    Step("certify", "auto", threats=("patch", "sparse")),
-    Step("certify", "milp", {"time_limit": 20.0, "max_binaries": 500}, batch=4),
+    Step("certify", "auto", threats=("patch", "sparse"), square=True),
+    Step("certify", "milp", {"time_limit": 20.0, "max_binaries": 500}, batch=4, square=True),
     Step("attack", "autoattack"),
 )
 PLANS = {

@@ -3,18 +3,21 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.audit import evidence, stages
 from holdfast.audit.bracket import Bracket, Record
 from holdfast.audit.live import Live
-from holdfast.audit.plan import Plan, Step
+from holdfast.audit.plan import LARGEST, Plan, Step
 from holdfast.audit.stages import Job, Side
 from holdfast.audit.store import Example, Outcome, Store
+from holdfast.bounds.graph import trace
+from holdfast.bounds.ops import Activation, MaxPool, MinMax
 from holdfast.errors import UnsupportedError
 
 GALLERY = 1000  # inputs whose pictures are kept for the report
@@ -31,10 +34,12 @@ class Rounds:
     began: float
     right: tuple[int, ...] = ()
     inputs: int = 0
+    hidden: int = 0
 
     def all(self, job: Job, named: set[str]) -> tuple[Bracket, ...]:
         """Runs what there is time for; one bracket for each threat."""
         self.inputs = len(job.x)
+        self.hidden = hidden_values(job.model, job.take(torch.tensor([0]))[0])
         clean = stages.classify(job, self.sides[0])
         right = [position for position, outcome in clean.items() if outcome.passed]
         self.right = tuple(right)
@@ -53,6 +58,12 @@ class Rounds:
         """Each step on each threat, with an equal share of the time that is left; those that ran out of it."""
         late = []
         for done, (number, step, side) in enumerate(pairs):
+            if step.square:
+                if self.hidden > LARGEST:
+                    size = f"the network has {self.hidden:,} hidden values, and linear bounds pay up to {LARGEST:,}"
+                    side.skipped.append(f"{step.name}: {size}; `certify='crown'` tries it all the same")
+                    continue
+                step = replace(step, batch=step.at_once(self.hidden))
             until = time.perf_counter() + max(0.0, self._left()) / (len(pairs) - done)
             try:
                 if step.stage == "certify":
@@ -116,6 +127,15 @@ class Rounds:
             }
             for side in self.sides
         ]
+
+
+def hidden_values(model: nn.Module, x: Tensor) -> int:
+    """How many values the activations of the network take for one input; 0 if bounds cannot look into it anyway."""
+    try:
+        graph = trace(model, x)
+    except UnsupportedError:
+        return 0
+    return sum(prod(node.shape) for node in graph.nodes if isinstance(node.op, Activation | MaxPool | MinMax))
 
 
 def _records(labels: Tensor, side: Side, clean: Mapping[int, Outcome]) -> tuple[Record, ...]:
