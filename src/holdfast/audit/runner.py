@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from holdfast.audit.bracket import Bracket
 from holdfast.audit.engine import Engine, local
 from holdfast.audit.files import remove_leftovers, save_audit
 from holdfast.audit.hashes import hash_model, hash_tensors
@@ -30,6 +32,8 @@ from holdfast.threats import L1, L2, Linf, Threat
 from holdfast.threats import threat as read_threat
 
 STORE = "audit.sqlite"
+ALPHA, COPIES = 0.001, 50  # of a model that the audit smooths by itself: of each proof, and in each look
+SAMPLES = {"quick": 1_000, "standard": 10_000, "thorough": 100_000}  # most of each input, to prove something
 
 
 def audit(
@@ -68,9 +72,9 @@ def audit(
         n: audit the first n inputs of the split, or all of them if there are fewer.
         budgets: how many budgets of each threat, up to its own.
         attack: a name from `hf.methods("attack")` instead of the attacks that `budget` stands for.
-        certify: likewise from `hf.methods("certify")`; "auto" chooses what fits the model, None proves nothing and
-            leaves the lower end of the bracket at 0. A model of `hf.Smoothed` gets "smoothing", and its examples count
-            if fresh noise confirms them.
+        certify: likewise from `hf.methods("certify")`; "auto" chooses what fits the model, and where nothing does adds
+            a bracket of the smoothed model to that of an l2 threat; None proves nothing and leaves the lower end of the
+            bracket at 0. A model of `hf.Smoothed` gets "smoothing"; its examples count if fresh noise confirms them.
         split: "test" or "train", where `data` is a data set.
         groups: columns to split the results by: for each name one value for each input.
         out: folder of the run: results are stored there as they come, and a killed audit resumes from it.
@@ -128,6 +132,7 @@ def audit(
     hashes = {"model": hash_model(model), "data": hash_tensors({"x": x, "y": y})}
     texts = [exact_text(one) for one in threats]
     fingerprint = {**hashes, "threats": texts, "finer": plan.finer, **settings, "holdfast": version("holdfast")}
+    run_on = _engine(engine, address)
     folder = None if out is None else Path(out)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     called = name or type(model).__name__
@@ -136,13 +141,19 @@ def audit(
         sides = tuple(_side(i, one, budgets, plan.finer) for i, one in enumerate(threats))
         run = Rounds(sides, plan, live, store, time.perf_counter() - store.wall())
         most = batch_size if plan.seconds is None else min(batch_size, HURRIED)
-        job = Job(model, x, y, store, _engine(engine, address), bars, run.show, seed, most, folder, alpha)
+        job = Job(model, x, y, store, run_on, bars, run.show, seed, most, folder, alpha)
         try:
+            brackets = run.all(job, named)
+            unproved = [side for side in sides if certify == "auto" and not side.tried and plan.seconds is None]
+            for side in unproved:
+                if isinstance(side.threat, L2) and not isinstance(model, Smoothed):
+                    brackets += (_smoothed(job, side.threat, plan.name, budgets, called),)
+                    settings["alpha"] = ALPHA
             result = Audit(
                 name=called,
                 data=label,
                 classes=classes,
-                brackets=run.all(job, named),
+                brackets=brackets,
                 settings={**settings, "batch_size": batch_size, "split": split},
                 versions=versions_of(model),
                 hashes=hashes,
@@ -157,6 +168,30 @@ def audit(
             raise
         run.finish()
     return result
+
+
+def _smoothed(job: Job, threat: L2, plan: str, budgets: int, name: str) -> Bracket:
+    """The bracket of the smoothed model, for a model that no other certificate fits.
+
+    Noise of half the budget: proofs by so many samples reach about three times the noise.
+    """
+    model = Smoothed(job.model, threat.eps / 2, n=COPIES, alpha=ALPHA, seed=job.seed).eval()
+    result = audit(
+        *(model, (job.x, job.y), threat),
+        budget=plan,
+        n=len(job.x),
+        budgets=budgets,
+        attack_options={"steps": 10},
+        certify_options={"n": SAMPLES[plan]},
+        out=job.folder and job.folder / "smoothed",
+        seed=job.seed,
+        batch_size=job.batch_size,
+        progress=False,
+        name=name,
+        engine=job.engine,
+    )
+    (bracket,) = result.brackets
+    return replace(bracket, threat=f"{threat}, smoothed with noise {model.sigma:g}")
 
 
 def _threats(threat: Threat | str | Sequence[Threat | str]) -> tuple[Threat, ...]:
