@@ -10,12 +10,23 @@ from holdfast.errors import InputError
 from holdfast.threats import Threat
 
 
+def modules_in(model: nn.Module) -> list[nn.Module]:
+    """The model and every module in it, once. `model.modules()` makes a name for each, which takes most of its time."""
+    found, seen = [model], {model}
+    for module in found:  # grows under way
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
+
+
 def check_model(model: nn.Module) -> None:
     """Refuse what is not a module, and a module in training mode (its answers would depend on the batch)."""
     if not isinstance(model, nn.Module):
         raise InputError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-    training = [name or "the model itself" for name, m in model.named_modules() if m.training]
-    if training:
+    if any(module.training for module in modules_in(model)):
+        training = [name or "the model itself" for name, m in model.named_modules() if m.training]
         raise InputError(
             f"the model is in training mode (first: {training[0]}). Call model.eval() before you evaluate it."
         )
@@ -32,7 +43,7 @@ def check_inputs(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
     if not x.is_floating_point():
         raise InputError(f"x has dtype {x.dtype}; convert it to float in [{low:g}, {high:g}], e.g. x.float() / 255")
     least, most = torch.aminmax(x.detach())
-    if low <= least and most <= high:  # one pass settles the usual case; NaN is in no range
+    if low <= least.item() and most.item() <= high:  # one pass settles the usual case; NaN is in no range
         return
     flat = x.detach().flatten(1)
     bad = ~torch.isfinite(flat).all(1)
@@ -50,6 +61,10 @@ def check_inputs(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
 
 def check_place(model: nn.Module, x: Tensor) -> None:
     """Refuse a model whose parameters or buffers lie on another device, or have another float dtype, than x."""
+    device, dtype, modules = x.device, x.dtype, modules_in(model)
+    kept = (t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+    if all(t.device == device and (t.dtype == dtype or not t.is_floating_point()) for t in kept):
+        return
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if tensor.device != x.device:
             raise InputError(f"'{name}' of the model is on {tensor.device} but x is on {x.device}; move one of them")
@@ -64,8 +79,11 @@ def check_labels(y: Tensor, count: int, classes: int | None = None) -> None:
         raise InputError(f"y must be a tensor of int64 class indices, got {kind}")
     if y.shape != (count,):
         raise InputError(f"y must have shape ({count},), one label per input, got {tuple(y.shape)}")
-    bad = (y < 0) if classes is None else (y < 0) | (y >= classes)
-    if bool(bad.any()):
+    if count == 0:
+        return
+    least, most = torch.aminmax(y)
+    if least.item() < 0 or (classes is not None and most.item() >= classes):
+        bad = (y < 0) if classes is None else (y < 0) | (y >= classes)
         i = int(bad.nonzero()[0])
         raise InputError(f"label {int(y[i])} of input {i} is outside the classes 0 to {(classes or 0) - 1}")
 

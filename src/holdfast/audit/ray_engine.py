@@ -70,7 +70,8 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> _Connection 
     else:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours tells nobody that it runs
         try:
-            ray.init(address="local", num_cpus=workers, include_dashboard=False, **quiet)
+            here = {"_node_ip_address": "127.0.0.1"}  # nobody else is to reach it
+            ray.init(address="local", num_cpus=workers, include_dashboard=False, **here, **quiet)
         except (OSError, RuntimeError, ValueError) as error:
             raise UnsupportedError(
                 f"cannot start Ray on this machine: {error}. Leave the engine out to run here."

@@ -26,6 +26,7 @@ from holdfast.errors import SoundnessError
 from holdfast.registry import get
 from holdfast.threats import Threat
 
+PROBE = 50  # inputs that tell whether the largest level is worth being tried first
 _LAST_DIGITS = 1e-6  # of a size: below that, an example and a radius do not contradict each other
 
 
@@ -176,12 +177,14 @@ def certify(job: Job, side: Side, number: int, step: Step, right: list[int], unt
 
     A step that is `fine` halves the range of levels that are neither proved nor broken: a certificate that fails at one
     level is not tried at larger ones. A costly one goes up from what is proved, over the levels that are shown: it
-    seldom gains more than one. One that samples settles all levels by one look at the largest, with one alpha.
+    seldom gains more than one. Only where a third of the first inputs are proved at the largest level, that is tried
+    first for all. One that samples settles all levels by one look at the largest, with one alpha.
     """
     once = "radii" in get("certify", step.method).options
     every = 1 if step.fine else side.finer
     grid = side.sizes[every - 1 :: every]
     top = len(grid)
+    leap = None if not (once or step.fine) else once
     failed: dict[int, int] = {}
     late: set[int] = set()
     while True:
@@ -189,10 +192,13 @@ def certify(job: Job, side: Side, number: int, step: Step, right: list[int], unt
         for position in right:
             low, high = side.within(grid, position)
             high = min(high, failed.get(position, high))
-            if low + 1 < high and position not in late:
-                level = top if once else (low + high) // 2 if step.fine else low + 1
+            if low + 1 >= high or position in late:
+                continue
+            first = high == top + 1 and (leap or (leap is None and len(groups.get(top, ())) < PROBE))
+            if first or leap is not None:
+                level = top if first else (low + high) // 2 if step.fine else low + 1
                 groups.setdefault(level, []).append(position)
-        if not groups:
+        if not groups and leap is not None:
             return len(late)
         for level, group in sorted(groups.items()):
             key = Key(side.number, number, level * every)
@@ -204,6 +210,9 @@ def certify(job: Job, side: Side, number: int, step: Step, right: list[int], unt
                 side.note("certify", outcomes[position])
                 if not outcomes[position].passed:
                     failed[position] = 0 if once else level
+        if leap is None:
+            tried = groups.get(top, [])
+            leap = 3 * sum(side.within(grid, position)[0] == top for position in tried) >= max(1, len(tried))
 
 
 def attack(
