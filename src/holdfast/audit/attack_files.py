@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.audit.files import EXAMPLES, save_arrays, write_whole
+from holdfast.audit.files import save_arrays, write_whole
 from holdfast.errors import InputError, StorageError
 
 RUN, PARTS, RESULTS, SUMMARY, PNG = "attack.json", "parts", "results.csv", "summary.json", "png"
+EXAMPLES = "examples.npz"
 
 
 @dataclass(frozen=True, eq=False)
