@@ -222,7 +222,7 @@ def draw(cells: dict[str, Cell]) -> str:
         colour = COLOURS[i % len(COLOURS)]
         points = " ".join(place(*point) for point in zip(GRID, cell["certified"], strict=True))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{left + width - 170}" y="{top + 20 + 18 * i}" fill="{colour}">{key}</text>')
+        parts.append(f'<text x="{left + 20}" y="{top + height - 14 - 18 * i}" fill="{colour}">{key}</text>')
     size = f'width="{left + width + 20}" height="{top + height + 50}"'
     style = 'font-family="sans-serif" font-size="12"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(parts) + "\n</svg>\n"
