@@ -98,7 +98,7 @@ _FULL = (
     *_CHEAP,
     Step("certify", "auto", threats=_BALLS, square=True),
     Step("attack", "cascade", threats=_BALLS),
-    Step("attack", "patch-pgd", {"steps": 40, "restarts": 16, "probes": 256}),
+    Step("attack", "patch-pgd", {"steps": 40, "restarts": 10, "probes": 256}),
     Step("attack", "sparse-rs", {"queries": 500}),
 )
 _COSTLY = (
