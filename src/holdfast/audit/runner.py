@@ -88,6 +88,7 @@ def audit(
         address: of the Ray cluster; a small one is started on this machine if not given.
 
     Example:
+        >>> import torch
         >>> import holdfast as hf
         >>> model = nn.Linear(2, 2).eval()
         >>> x, y = torch.rand(20, 2), torch.zeros(20, dtype=torch.long)
