@@ -271,11 +271,12 @@ def test_a_model_that_no_certificate_fits_is_attacked_and_the_page_says_so():
 
 def test_where_nothing_else_fits_the_smoothed_model_is_audited_too(tmp_path):
     x = torch.rand(8, 6, generator=torch.Generator().manual_seed(0))
-    task = (Odd().eval(), (x, Odd()(x).argmax(1)), [hf.L2(0.2), hf.Linf(0.1)])
+    task = (Odd().eval(), (x, Odd()(x).argmax(1)), [hf.L2(0.2), hf.Linf(0.1), hf.L2(0.3)])
     options = {"budgets": 2, "budget": "quick", "out": tmp_path, "progress": False}
     result = full_audit(*task, **options)
-    plain, _, smoothed = result.brackets
-    assert [b.threat for b in result.brackets] == ["l2:0.2", "linf:0.1", "l2:0.2, smoothed with noise 0.1"]
+    plain, _, _, smoothed, larger = result.brackets
+    assert smoothed.threat == "l2:0.2, smoothed with noise 0.1"
+    assert larger.threat == "l2:0.3, smoothed with noise 0.15"
     assert not plain.proved
     assert smoothed.proved
     assert smoothed.certified[0] > 0
@@ -283,7 +284,7 @@ def test_where_nothing_else_fits_the_smoothed_model_is_audited_too(tmp_path):
     assert result.settings["alpha"] == 0.001
     assert "smoothed with noise 0.1" in (tmp_path / "report.html").read_text()
     assert load_audit(tmp_path).to_json() == result.to_json()
-    assert full_audit(*task, **options).brackets[2].records == smoothed.records
+    assert full_audit(*task, **options).brackets[3].records == smoothed.records
 
 
 def test_a_certificate_that_was_asked_for_must_fit():

@@ -148,7 +148,7 @@ def audit(
             unproved = [side for side in sides if certify == "auto" and not side.tried and plan.seconds is None]
             for side in unproved:
                 if isinstance(side.threat, L2) and not isinstance(model, Smoothed):
-                    brackets += (_smoothed(job, side.threat, plan.name, budgets, called),)
+                    brackets += (_smoothed(job, side, side.threat, plan.name, budgets, called),)
                     settings["alpha"] = ALPHA
             result = Audit(
                 name=called,
@@ -171,7 +171,7 @@ def audit(
     return result
 
 
-def _smoothed(job: Job, threat: L2, plan: str, budgets: int, name: str) -> Bracket:
+def _smoothed(job: Job, side: Side, threat: L2, plan: str, budgets: int, name: str) -> Bracket:
     """The bracket of the smoothed model, for a model that no other certificate fits.
 
     Noise of half the budget: proofs by so many samples reach about three times the noise.
@@ -184,7 +184,7 @@ def _smoothed(job: Job, threat: L2, plan: str, budgets: int, name: str) -> Brack
         budgets=budgets,
         attack_options={"steps": 10},
         certify_options={"n": SAMPLES[plan]},
-        out=job.folder and job.folder / "smoothed",
+        out=job.folder and job.folder / f"smoothed-{side.number}",
         seed=job.seed,
         batch_size=job.batch_size,
         progress=False,

@@ -200,16 +200,9 @@ def certify(job: Job, side: Side, number: int, step: Step, right: list[int], unt
                 groups.setdefault(level, []).append(position)
         if not groups and leap is not None:
             return len(late)
-        for level, group in sorted(groups.items()):
-            key = Key(side.number, number, level * every)
-            outcomes = job.run(key, "certify", step.name, step, side, group, until)
-            for position in group:
-                if position not in outcomes:
-                    late.add(position)
-                    continue
-                side.note("certify", outcomes[position])
-                if not outcomes[position].passed:
-                    failed[position] = 0 if once else level
+        for level, outcome in _look(job, side, number, step, groups, every, until, late):
+            if not outcome.passed:
+                failed[outcome.position] = 0 if once else level
         if leap is None:
             tried = groups.get(top, [])
             leap = 3 * sum(side.within(grid, position)[0] == top for position in tried) >= max(1, len(tried))
@@ -238,13 +231,30 @@ def attack(
                 groups.setdefault(level, []).append(position)
         if not groups:
             return len(late)
-        for level, group in sorted(groups.items()):
-            key = Key(side.number, number, level * side.finer)
-            outcomes = job.run(key, "attack", step.name, step, side, group, until)
-            for position in group:
-                if position not in outcomes:
-                    late.add(position)
-                    continue
-                side.note("attack", outcomes[position])
-                if outcomes[position].passed:
-                    held[position] = level
+        for level, outcome in _look(job, side, number, step, groups, side.finer, until, late):
+            if outcome.passed:
+                held[outcome.position] = level
+
+
+def _look(
+    job: Job,
+    side: Side,
+    number: int,
+    step: Step,
+    groups: dict[int, list[int]],
+    every: int,
+    until: float,
+    late: set[int],
+) -> Iterator[tuple[int, Outcome]]:
+    """Runs the step on each group at its level, of a grid that holds every so many levels; level and outcome of each.
+
+    Inputs that there was no time for go to `late`.
+    """
+    for level, group in sorted(groups.items()):
+        key = Key(side.number, number, level * every)
+        outcomes = job.run(key, step.stage, step.name, step, side, group, until)
+        late.update(position for position in group if position not in outcomes)
+        for position in group:
+            if position in outcomes:
+                side.note(step.stage, outcomes[position])
+                yield level, outcomes[position]
