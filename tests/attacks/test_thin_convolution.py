@@ -6,15 +6,18 @@ import torch.nn.functional as F
 from torch import nn
 
 import holdfast as hf
-from holdfast.attacks.gradients import _conv2d, _FoldedConvolution, frozen, input_gradient
+from holdfast.attacks.gradients import frozen, input_gradient
 from holdfast.attacks.losses import cross_entropy
 from holdfast.attacks.pgd import pgd
+from holdfast.attacks.thin import FoldedConvolution, conv2d
 
 GEOMETRIES = [
     {"stride": 2, "padding": 1},
     {"stride": (2, 3), "padding": (0, 2)},
     {"stride": 3, "padding": 1, "dilation": 2},
     {},
+    {"padding": 2, "dilation": (1, 2)},
+    {"stride": [1, 1], "padding": [0, 1]},
 ]
 
 
@@ -28,7 +31,7 @@ def by_torch(x, weight, bias, upstream, **geometry):
 def test_the_folded_gradient_is_the_gradient(geometry, channels):
     x = torch.rand(5, channels, 13, 10, requires_grad=True)
     weight, bias = torch.randn(32, channels, 3, 2), torch.randn(32)
-    out = _conv2d(x, weight, bias, **geometry)
+    out = conv2d(x, weight, bias, **geometry)
     assert "Folded" in type(out.grad_fn).__name__
     assert torch.equal(out, F.conv2d(x, weight, bias, **geometry))
     upstream = torch.randn_like(out)
@@ -49,14 +52,14 @@ def test_the_folded_gradient_is_the_gradient(geometry, channels):
     ],
 )
 def test_every_other_convolution_is_left_alone(x, weight, options):
-    out = _conv2d(x.requires_grad_(True), weight, **options)
+    out = conv2d(x.requires_grad_(True), weight, **options)
     assert "Folded" not in type(out.grad_fn).__name__
     assert torch.equal(out, F.conv2d(x, weight, **options))
 
 
 def test_the_weights_of_a_free_model_still_get_their_gradient():
     weight = torch.randn(64, 1, 3, 3, requires_grad=True)
-    _conv2d(torch.rand(2, 1, 6, 6, requires_grad=True), weight).sum().backward()
+    conv2d(torch.rand(2, 1, 6, 6, requires_grad=True), weight).sum().backward()
     assert weight.grad is not None
 
 
@@ -77,7 +80,7 @@ def test_it_works_under_vmap_and_twice():
     x, weight = torch.rand(3, 2, 1, 6, 6), torch.randn(16, 1, 3, 3)
 
     def total(x):
-        return _FoldedConvolution.apply(x, weight, None, 1, 1, 1).square().sum()
+        return FoldedConvolution.apply(x, weight, None, 1, 1, 1).square().sum()
 
     def plain(x):
         return F.conv2d(x, weight, None, 1, 1).square().sum()

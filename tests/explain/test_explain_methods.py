@@ -15,6 +15,7 @@ from holdfast.errors import InputError, UnsupportedError
 from holdfast.explain import BoundarySearch
 from holdfast.explain.baselines import blur
 from holdfast.explain.exact import exact_boundary
+from holdfast.explain.local import without_error
 from holdfast.explain.paths import nodes_and_weights
 
 OWN = ["saliency", "input-x-gradient", "integrated-gradients", "smoothgrad", "expected-gradients", "agi", "bsm", "big"]
@@ -358,3 +359,14 @@ def test_the_exact_boundary_is_no_farther_than_any_point_of_a_grid():
     found = torch.isfinite(distance)
     z = model(points[found]).topk(2, dim=1).values
     torch.testing.assert_close(z[:, 0], z[:, 1])
+
+
+def test_ok_is_false_exactly_where_a_value_or_a_share_is_not_finite():
+    largest = torch.finfo(torch.float32).max
+    shares = torch.tensor([[1.0, 2.0], [largest, largest], [torch.inf, -torch.inf], [1.0, torch.nan], [1.0, 1.0]])
+    values = torch.tensor([0.0, 0.0, 0.0, 0.0, torch.nan])
+    result = without_error(shares, values, None, ("",) * 5, 1)
+    assert result.ok.tolist() == [True, True, False, False, False]
+    assert without_error(shares[:1], values[:1], None, ("",), 1).ok.tolist() == [True]
+    assert bool(result.error.isnan().all())
+    assert result.gradients.tolist() == [1] * 5

@@ -1,5 +1,6 @@
 """The gradient of a loss with respect to the input: fast on a CPU, and not fooled by the commonest masks."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from holdfast.attacks.losses import Loss
+from holdfast.attacks.thin import conv2d
+from holdfast.checks import modules_in
 from holdfast.errors import InputError
 
 # Functions that are constant almost everywhere. Their gradient is zero, which says nothing about where to go.
@@ -19,12 +22,20 @@ _STEPS: dict[Any, Callable[..., Tensor]] = {
     for place in (torch, Tensor)
 }
 _SOFTMAXES = (F.softmax, torch.softmax, Tensor.softmax)
+_SEEN = frozenset((torch.conv2d, *_STEPS, *_SOFTMAXES))
+
+# Layers that call none of these, and take maps with channels last.
+_PLAIN = frozenset(
+    {nn.Linear, nn.Flatten, nn.Identity, nn.Dropout, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh}
+    | {nn.Sigmoid, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d}
+)
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """No gradients for the parameters inside: the backward pass then computes the input's gradient alone."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    owned = (p for module in modules_in(model) for p in module._parameters.values())
+    parameters = [p for p in owned if p is not None and p.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
@@ -32,52 +43,6 @@ def frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
-
-
-class _FoldedConvolution(torch.autograd.Function):
-    """conv2d with constant weights; the gradient for its input is a matrix product and a fold."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any) -> Tensor:
-        return F.conv2d(x, weight, bias, stride, padding, dilation)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, stride, padding, dilation = inputs
-        ctx.save_for_backward(weight)
-        ctx.shape, ctx.geometry = x.shape, (weight.shape[-2:], dilation, padding, stride)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        columns = weight.flatten(1).T @ gradients[0].flatten(2)
-        # All inputs as channels of one: `fold` has a fixed cost for each input, none for each channel.
-        folded = F.fold(columns.reshape(1, -1, columns.shape[-1]), ctx.shape[-2:], *ctx.geometry)
-        return folded.view(ctx.shape), None, None, None, None, None
-
-
-def _conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    constant = not weight.requires_grad and (bias is None or not bias.requires_grad)
-    by_onednn = input.device.type == "cpu" and input.dtype == torch.float32
-    # The columns of the product then take little more memory than the layer's output, and the fold does not lose what
-    # the product gains; with a stride it has less to do.
-    strided = stride not in (1, (1, 1), [1, 1])
-    thin = weight.shape[1] <= 4 and weight[0].numel() <= len(weight) * (3 if strided else 1)
-    plain = input.ndim == 4 and groups == 1 and not isinstance(padding, str)
-    if input.requires_grad and constant and by_onednn and thin and plain:
-        folded: Tensor = _FoldedConvolution.apply(input, weight, bias, stride, padding, dilation)  # type: ignore[no-untyped-call]
-        return folded
-    return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
 class _ForAttacks(TorchFunctionMode):
@@ -97,10 +62,10 @@ class _ForAttacks(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():  # the compiler has kernels of its own
+        if func not in _SEEN or torch.compiler.is_compiling():  # the compiler has kernels of its own
             return func(*args, **kwargs)
         if func is torch.conv2d:
-            return _conv2d(*args, **kwargs)
+            return conv2d(*args, **kwargs)
         if func in _STEPS and isinstance(args[0], Tensor) and args[0].requires_grad:
             self.steps = True
             with torch.no_grad():
@@ -130,17 +95,73 @@ def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[
                 "the model's answer has no gradient with respect to its input: it does not depend on it, or a step "
                 "such as a cast to integers cuts the graph. Use an attack without gradients: 'square', 'hopskipjump'."
             )
-        (gradient,) = torch.autograd.grad(values.sum(), x)
-    # NaN says nothing about where to go, and would carry an iterate out of every set.
-    return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0), values.detach(), logits.detach()
+        (gradient,) = torch.autograd.grad(values, x, torch.ones_like(values))
+    return _finite(gradient), values.detach(), logits.detach()
+
+
+def _finite(gradient: Tensor) -> Tensor:
+    """Zero in place of NaN, which says nothing about where to go and would carry an iterate out of every set."""
+    gradient = gradient.contiguous()
+    # A sum with NaN or an infinity in it is not finite: on a CPU one quick pass, elsewhere a reason to wait.
+    if gradient.device.type == "cpu" and math.isfinite(gradient.sum().item()):
+        return gradient
+    return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's logits (B, K) with the gradients that attacks need; those before a final softmax."""
-    with _ForAttacks() as mode:
-        output = model(x)
-    logits: Tensor = mode.logits_of(output)
-    return logits
+    """The model's logits (B, K) with the gradients that attacks need; those before a final softmax.
+
+    The layers of a `Sequential` are called one by one: those that hold nothing of interest need no mode, which costs
+    more than some layers, and nobody else sees the values between them.
+    """
+    mode = _ForAttacks()
+    if type(model) is not nn.Sequential or len(model) == 0 or _hooked(model):
+        with mode:
+            output = model(x)
+        return mode.logits_of(output)
+    layers = tuple(model)
+    kinds = [nn.Module if _hooked(layer) else type(layer) for layer in layers]
+    if _better_channels_last(layers[0], kinds, x):
+        x = _channels_last(x)
+    before: type[nn.Module] = nn.Module
+    for layer, kind in zip(layers, kinds, strict=True):
+        if kind is nn.ReLU and before in (nn.Conv2d, nn.Linear):
+            x = x.relu_()  # saves a map, of which large ones cost a way to the memory and back
+        elif kind in _PLAIN:
+            if kind is nn.Flatten and x.requires_grad and x.ndim == 4 and not x.is_contiguous():
+                x.register_hook(_channels_last)  # a gradient that lies otherwise than its map is slow to use
+            x = layer(x)
+        else:
+            with mode:
+                x = layer(x)
+        before = kind
+    return mode.logits_of(x)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether a call of the module does more than its class says."""
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(hooks) or "forward" in module.__dict__
+
+
+def _better_channels_last(first: nn.Module, kinds: list[type[nn.Module]], x: Tensor) -> bool:
+    """Whether a network of convolutions is faster with channels last, which saves oneDNN copies of the maps.
+
+    With fewer channels than this, the copy where the maps are flattened costs as much.
+    """
+    return (
+        isinstance(first, nn.Conv2d)
+        and 1 < first.in_channels <= 4  # with one channel, both layouts are the same
+        and first.out_channels >= 32
+        and x.ndim == 4
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and all(kind is nn.Conv2d or kind in _PLAIN for kind in kinds)
+    )
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def look(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:

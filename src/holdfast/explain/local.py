@@ -1,5 +1,7 @@
 """Gradients where the input lies, and averaged over noise around it: saliency, input x gradient, SmoothGrad."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -11,15 +13,23 @@ from holdfast.results import Explanation
 
 def describe(y: Tensor, setting: Setting, how: str) -> tuple[str, ...]:
     """What was explained, for each input."""
-    return tuple(f"{setting.quantity} of class {label}: {how}" for label in y.tolist())
+    labels = y.tolist()
+    texts = {label: f"{setting.quantity} of class {label}: {how}" for label in set(labels)}
+    return tuple(texts[label] for label in labels)
 
 
 def without_error(
     attribution: Tensor, values: Tensor, slope: Tensor | None, by: tuple[str, ...], gradients: int
 ) -> Explanation:
     """The answer of a method that promises no completeness; `ok` where the model's `values` (B,) are finite."""
-    ok = torch.isfinite(attribution).flatten(1).all(1) & torch.isfinite(values)
-    error = torch.full_like(ok, torch.nan, dtype=attribution.dtype)
+    total = values.sum()  # quick: NaN and infinity stay in a sum
+    if attribution is not slope or gradients > 1:  # one gradient is finite: `input_gradient` sees to it
+        total = total + attribution.sum()
+    if math.isfinite(total.item()):
+        ok = torch.ones_like(values, dtype=torch.bool)
+    else:
+        ok = torch.isfinite(attribution).flatten(1).all(1) & torch.isfinite(values)
+    error = torch.full_like(values, torch.nan, dtype=attribution.dtype)
     return Explanation(attribution, ok, error, torch.full_like(ok, gradients, dtype=torch.int64), by, slope)
 
 

@@ -65,8 +65,9 @@ def value(quantity: Quantity) -> Callable[[Tensor, Tensor], Tensor]:
         check_outputs(logits, y)
         if quantity == "probability":
             logits = logits.softmax(1)
-        own = logits.gather(1, y[:, None])[:, 0]
-        return own - logits.scatter(1, y[:, None], -torch.inf).amax(1) if quantity == "margin" else own
+        column = y.unsqueeze(1)
+        own = logits.gather(1, column).squeeze(1)
+        return own - logits.scatter(1, column, -torch.inf).amax(1) if quantity == "margin" else own
 
     return of
 
@@ -74,6 +75,8 @@ def value(quantity: Quantity) -> Callable[[Tensor, Tensor], Tensor]:
 def gradients_at(model: nn.Module, points: Tensor, y: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
     """Gradient (shape of the points) and value (B,) of the quantity at (B, ...) points, in chunks."""
     of = value(setting.quantity)
+    if 0 < len(points) <= setting.chunk:
+        return input_gradient(model, points, y, of)[:2]
     parts = [
         input_gradient(model, points[i : i + setting.chunk], y[i : i + setting.chunk], of)[:2]
         for i in range(0, len(points), setting.chunk)
