@@ -26,6 +26,7 @@ from holdfast.train.objectives.gloro import (
     gloro,
     lmt,
     margin_loss,
+    ramp_loss,
     trades_loss,
 )
 from holdfast.train.recipe import load_recipe
@@ -71,6 +72,9 @@ def plain(loss, z, y, k, eps, weight):
         total, extended = sum(math.exp(v) for v in z), sum(math.exp(v) for v in [*z, rejected])
         kl = sum(math.exp(v) / total * math.log((math.exp(v) / total) / (math.exp(v) / extended)) for v in z)
         return -log_softmax_at(z, y) + weight * kl
+    if loss == "ramp":
+        odds = sum(math.exp(weight * (eps - (z[y] - z[i]) / k[y][i])) for i in others)
+        return 1 - 1 / (1 + odds)
     raised = list(z)
     for i in others:
         reach = eps if loss == "margin" else min(max((z[y] - z[i]) / k[y][i], 0), eps)
@@ -86,6 +90,7 @@ def test_the_losses_are_those_of_the_papers(eps):
         "ce": ce_loss(z, y, pairs, eps),
         "trades": trades_loss(z, y, pairs, eps, 1.5),
         "margin": margin_loss(z, y, pairs, eps),
+        "ramp": ramp_loss(z, y, pairs, eps, 1.5),
     }
     for name, losses in ours.items():
         expected = [plain(name, z[i].tolist(), int(y[i]), pairs.tolist(), eps, 1.5) for i in range(len(z))]
@@ -98,6 +103,25 @@ def test_without_a_budget_the_margins_vanish():
     assert torch.allclose(emma_loss(z, y, pairs, 0.0), clean)
     assert torch.allclose(margin_loss(z, y, pairs, 0.0), clean)
     assert bool((ce_loss(z, y, pairs, 0.0) > clean).all())
+
+
+def test_the_ramp_is_a_smooth_count_of_what_is_not_verified():
+    z, y, pairs = task(200)
+    gaps = (z.gather(1, y[:, None]) - z) / pairs[y]
+    radius = gaps.scatter(1, y[:, None], math.inf).amin(1)
+    eps = float(radius.median())
+    assert float(ramp_loss(z, y, pairs, eps, 1e4).mean()) == pytest.approx(
+        float((radius < eps).double().mean()), abs=0.01
+    )
+    assert torch.allclose(ramp_loss(7 * z, y, 7 * pairs, eps, 4.0), ramp_loss(z, y, pairs, eps, 4.0))
+
+
+def test_the_ramp_of_two_classes_with_the_same_weights_is_finite_with_its_gradient():
+    z = torch.tensor([[0.0, 0.0, 1.0], [-2.0, 3.0, 0.0]], requires_grad=True)
+    losses = ramp_loss(z, torch.tensor([0, 1]), torch.zeros(3, 3), 0.5, 4.0)
+    losses.sum().backward()
+    assert bool(torch.isfinite(losses).all())
+    assert bool(torch.isfinite(z.grad).all())
 
 
 def test_emma_lies_between_cross_entropy_and_the_fixed_margin():

@@ -16,7 +16,7 @@ from holdfast.bounds import ops
 from holdfast.bounds.ball_box_sets import UP, Norm, Propagation
 from holdfast.bounds.ops import Affine, Graph
 from holdfast.bounds.region import Region
-from holdfast.bounds.spectral import domain, norm_bound, power_iteration, start_vector
+from holdfast.bounds.spectral import norm_bound, norm_estimate
 
 FIRST_STEPS = 20  # of power iteration where there is no vector to start from yet
 
@@ -34,10 +34,8 @@ def estimated_norm(state: MutableMapping[str, Tensor], *, steps: int = 1) -> Nor
         if isinstance(op, ops.Scale):
             return op.factor.abs().amax()
         v = state.get(f"norm {name}")
-        warm = v is not None and v.shape == domain(op)
         like = op.weight if isinstance(op, ops.Linear | ops.Conv) else torch.zeros(())
-        start = v.to(like) if v is not None and warm else start_vector(op, like)
-        sigma, _, state[f"norm {name}"] = power_iteration(op, start, steps if warm else FIRST_STEPS)
+        sigma, state[f"norm {name}"] = norm_estimate(op, v, like, FIRST_STEPS if v is None else steps)
         return sigma
 
     return norm

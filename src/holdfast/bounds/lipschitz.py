@@ -15,7 +15,7 @@ from holdfast.bounds import ops
 from holdfast.bounds.lipschitz_layers import activation_slope, in_double, merge_affine, overlap, plus_identity, refusal
 from holdfast.bounds.ops import Affine, Graph, Node, Shape
 from holdfast.bounds.rounding import unit
-from holdfast.bounds.spectral import domain, linear_part, norm_bound, power_iteration, start_vector
+from holdfast.bounds.spectral import linear_part, norm_bound, norm_estimate
 from holdfast.errors import UnsupportedError
 
 
@@ -79,17 +79,14 @@ def lipschitz_estimate(
         steps: of power iteration for each layer.
 
     Returns:
-        The estimates, never above the bound that exact norms would give, and the vectors to start from next time.
+        The estimates, and the vectors to start from next time.
     """
     one, vectors = _one(graph), dict[str, Tensor]()
 
     def norm(op: Affine, key: str) -> Tensor:
         if isinstance(op, ops.Scale):
             return op.factor.abs().amax()
-        v = state.get(key)
-        if v is None or v.shape != domain(op):  # the first call, or inputs of another size
-            v = start_vector(op, one)
-        sigma, _, vectors[key] = power_iteration(op, v.to(one), steps)
+        sigma, vectors[key] = norm_estimate(op, state.get(key), one, steps)
         return sigma
 
     walk = _Walk(graph, one, norm, linear_part)

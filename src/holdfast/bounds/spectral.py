@@ -14,6 +14,7 @@ from torch import Tensor
 
 from holdfast.bounds.ops import Affine, Average, Conv, Linear, Scale, Shape
 from holdfast.bounds.spectral_conv import conv_bound
+from holdfast.bounds.spectral_fourier import fits, fourier_norm, vectors_shape
 from holdfast.bounds.spectral_proof import U, check_finite, gram, proved, random_unit, unit_vector
 from holdfast.errors import UnsupportedError
 
@@ -72,6 +73,26 @@ def power_iteration(op: Affine, v: Tensor, steps: int) -> tuple[Tensor, Tensor, 
             v = unit_vector(op.transpose(u), v[None])[0]
             u = unit_vector(op.apply(v[None]), u)
     return (u * op.apply(v[None])).sum(), u[0], v
+
+
+def norm_estimate(op: Affine, v: Tensor | None, like: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """An estimate of the norm with the gradient of the weights, and the vectors that make the next one better.
+
+    Of a convolution, the norm on the torus that the proof starts from (spectral_fourier.py); else from below.
+
+    Args:
+        op: the operation; its bias plays no part.
+        v: vectors of the last call; None, or those of an operation of another size, start afresh.
+        like: the dtype and device to work with.
+        steps: of power iteration.
+    """
+    fourier = isinstance(op, Conv) and fits(op)
+    shape = vectors_shape(op) if isinstance(op, Conv) and fourier else domain(op)
+    v = v.to(like) if v is not None and v.shape == shape else random_unit(shape, like)
+    if isinstance(op, Conv) and fourier:
+        return fourier_norm(op, v, steps)
+    sigma, _, v = power_iteration(op, v, steps)
+    return sigma, v
 
 
 @torch.no_grad()

@@ -34,13 +34,13 @@ def conv_bound(op: Conv, tight: float) -> float:
 def blocks(op: Conv, exact: tuple[bool, bool], twist: tuple[float, float]) -> tuple[Tensor, float]:
     """Gram matrices of blocks T_f whose largest norm is at least that of the convolution (proof: docs/lipschitz.md).
 
-    T_f[(o, i, j), (c, s, t)] = sum_ab w[o, c, a, b] X_f[i, s, a] Y_f[j, t, b], with X and Y from `_frame`. Along an
+    T_f[(o, i, j), (c, s, t)] = sum_ab w[o, c, a, b] X_f[i, s, a] Y_f[j, t, b], with X and Y from `frame`. Along an
     exact axis the block holds the convolution as it is; along the others it holds one frequency of a torus.
 
     Returns:
         The matrices (F, n, n), and how far rounding can have moved each of them in norm.
     """
-    frames = [_frame(op, axis, exact[axis], twist[axis]) for axis in range(2)]
+    frames = [frame(op, axis, exact[axis], twist[axis]) for axis in range(2)]
     # Real kernels: the block of a frequency and that of its negative are conjugates, so half of one axis is enough.
     axis = int(exact[0])
     frames[axis] = frames[axis][: len(frames[axis]) // 2 + 1]
@@ -80,7 +80,7 @@ def _block_size(op: Conv, exact: tuple[bool, bool]) -> int:
     return size
 
 
-def _frame(op: Conv, axis: int, exact: bool, twist: float) -> Tensor:
+def frame(op: Conv, axis: int, exact: bool, twist: float) -> Tensor:
     """How the taps of the kernel enter a block along one axis, (F, out, in, taps).
 
     Exact: one block, 1 where tap a takes input i stride + a dilation - padding to output i. Else for each frequency f

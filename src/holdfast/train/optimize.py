@@ -1,4 +1,4 @@
-"""Optimisers and averages of the weights, all of them torch's own."""
+"""Optimisers and averages of the weights."""
 
 import torch
 from torch import nn
@@ -7,6 +7,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from holdfast.errors import InputError
 from holdfast.train.averages import ema, swa
+from holdfast.train.muon import Muon
 from holdfast.train.recipe import AveragePart, OptimizerPart, Recipe
 from holdfast.train.schedules import LEARNING_RATES, warm_up
 
@@ -20,6 +21,8 @@ def make_optimizer(part: OptimizerPart, model: nn.Module) -> Optimizer:
         return SGD(
             parameters, lr=part.lr, momentum=part.momentum, nesterov=part.nesterov, weight_decay=part.weight_decay
         )
+    if part.name == "muon":
+        return Muon(parameters, lr=part.lr, momentum=part.momentum, weight_decay=part.weight_decay)
     kind = Adam if part.name == "adam" else AdamW
     return kind(parameters, lr=part.lr, weight_decay=part.weight_decay)
 

@@ -48,9 +48,9 @@ def _key(rule: Rule, **default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerPart:
-    """`[optimizer]`; `momentum` and `nesterov` are read by sgd alone, `clip_norm` bounds the norm of the gradient."""
+    """`[optimizer]`; sgd and muon read `momentum`, sgd reads `nesterov`; `clip_norm` bounds that of the gradient."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    name: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
     lr: float = _key(POSITIVE)
     momentum: float = _key(FRACTION, default=0.9)
     nesterov: bool = False

@@ -7,6 +7,11 @@ the weights of every layer. With eps the budget, j the predicted class and z_bot
     margin   CE(z + eps K_y, y)
     ce       CE([z, z_bottom], y)
     trades   CE(z, y) + weight KL([softmax(z), 0] || softmax([z, z_bottom]))
+    ramp     1 - 1 / (1 + sum over i != y of exp(steepness (eps - r_i))),  r_i = (z_y - z_i) / K_yi
+
+The ramp is our own: a smooth count of the examples that are not verified, in the spirit of Collobert, Sinz, Weston and
+Bottou, "Trading convexity for scalability", 2006. It does not depend on the scale of the logits, and an example that
+is far from being verified has a small gradient, so that it does not cost those that are near.
 """
 
 from typing import Literal
@@ -22,9 +27,9 @@ from holdfast.certify.lipschitz import NORMS, single_constant
 from holdfast.registry import register
 from holdfast.train.context import Context, Metrics
 from holdfast.train.objectives.certified import margin_metrics
-from holdfast.train.validate import Count, NotNegative
+from holdfast.train.validate import Count, NotNegative, Positive
 
-Loss = Literal["emma", "ce", "trades", "margin"]
+Loss = Literal["emma", "ce", "trades", "margin", "ramp"]
 VECTORS, RIVAL = "lipschitz ", "rival"
 """In the state of a run: prefix of the vectors of power iteration, and the runner-up class of each example."""
 
@@ -73,6 +78,16 @@ def trades_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float, weight: fl
     return cross_entropy(logits, y, reduction="none") + weight * rejected
 
 
+def ramp_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float, steepness: float) -> Tensor:
+    """Between 0 and 1; about the share of examples whose radius is below eps. Arguments as for `emma_loss`."""
+    own = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
+    gap = logits.gather(1, y[:, None]) - logits
+    # Two classes with the same weights have K = 0; that is no reason to divide by zero.
+    k = pairs[y].clamp(min=torch.finfo(logits.dtype).eps).masked_fill(own, 1.0)
+    short = (steepness * (eps - gap / k)).masked_fill(own, -torch.inf)
+    return short.logsumexp(1).sigmoid()
+
+
 @torch.no_grad()
 def _metrics(logits: Tensor, y: Tensor, bound: LipschitzBound, context: Context) -> dict[str, Tensor]:
     """Also "lipschitz", the largest K_yi, and "churn": how many examples have another runner-up than an epoch ago."""
@@ -106,6 +121,7 @@ def gloro(
     *,
     loss: Loss = "emma",
     weight: NotNegative = 1.0,
+    steepness: Positive = 4.0,
     steps: Count = 5,
 ) -> tuple[Tensor, Metrics]:
     """See the top of this file.
@@ -115,8 +131,10 @@ def gloro(
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         context: of this step, with an l2 threat.
         loss: "emma" pushes all classes, which matters where there are many; "ce" and "trades" the nearest one;
-            "margin" asks for the full budget from the start.
+            "margin" asks for the full budget from the start; "ramp" counts the examples that are not verified, and
+            wants a budget that rises slowly.
         weight: of the divergence in "trades".
+        steepness: of "ramp", for each unit of radius; about six divided by the budget.
         steps: of power iteration for each batch.
     """
     bound, logits = estimated(model, x, context, steps)
@@ -130,6 +148,8 @@ def gloro(
             losses = trades_loss(logits, y, bound.pairs, eps, weight)
         case "margin":
             losses = margin_loss(logits, y, bound.pairs, eps)
+        case "ramp":
+            losses = ramp_loss(logits, y, bound.pairs, eps, steepness)
     return losses.mean(), _metrics(logits, y, bound, context)
 
 
