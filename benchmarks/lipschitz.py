@@ -50,6 +50,15 @@ SMALL_STEPS = {
     "learning_rate": {"name": "one-cycle", "initial": 1.0, "peak": 0.3, "final": 1e-3},  # constant, then linear down
 }
 
+# 2C2F at 1.58, three epochs of batches of 128, about 40 CPU seconds, on 3,000 held-out images: Adam and trades 40 %,
+# Muon and trades 43 %, Adam and the ramp 42 %, Muon and the ramp 52 %; 58 % with norms that keep up with the weights.
+MUON = {
+    **BASE,
+    "batch_size": 128,
+    "optimizer": {"name": "muon", "lr": 8e-3, "weight_decay": 0.5},
+    "learning_rate": SMALL_STEPS["learning_rate"],
+}
+
 MNIST: dict[str, Cell] = {
     "gloro-0.3": {
         **SMALL_STEPS,
@@ -60,12 +69,12 @@ MNIST: dict[str, Cell] = {
         "budget": {"name": "linear", "end": 6, "final": 1.02},
     },
     "gloro-1.58": {
-        **SMALL_STEPS,
+        **MUON,
         "threat": "l2:1.58",
         "epochs": 12,
         "model": {"name": "4c3f-minmax"},
-        "objective": {"name": "gloro", "loss": "trades", "weight": 2.0, "steps": 2},
-        "budget": {"name": "linear", "end": 5, "final": 1.02},
+        "objective": {"name": "gloro", "loss": "ramp", "steepness": 6.0, "steps": 1},
+        "budget": {"name": "linear", "end": 6},
     },
     "bcp-1.58": {
         **SMALL_STEPS,

@@ -1,5 +1,6 @@
 """GloRo and Lipschitz-margin training: the losses against plain formulas, gradients, state, recipes, a short run."""
 
+import itertools
 import math
 
 import pytest
@@ -214,7 +215,7 @@ def test_the_vectors_go_on_from_step_to_step():
     exact = float(lipschitz_bound(trace(model.eval(), x)).pairs.max())
     context = make_context(6, L2(0.3))
     figures = [float(gloro(model, x, y, context, steps=1)[1]["lipschitz"]) for _ in range(30)]
-    assert figures == sorted(figures)
+    assert all(after >= before * (1 - 1e-12) for before, after in itertools.pairwise(figures))
     assert figures[-1] == pytest.approx(exact, rel=1e-2)
     assert figures[-1] <= exact
     vectors = {key for key in context.state if key.startswith(VECTORS)}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.bounds.ops import Affine, Average, Conv, Linear, Scale, Shape
 from holdfast.bounds.spectral_conv import conv_bound
-from holdfast.bounds.spectral_fourier import fits, fourier_norm, vectors_shape
+from holdfast.bounds.spectral_estimate import VECTORS, fits, fourier_norm, subspace_norm, vectors_shape
 from holdfast.bounds.spectral_proof import U, check_finite, gram, proved, random_unit, unit_vector
 from holdfast.errors import UnsupportedError
 
@@ -78,7 +78,7 @@ def power_iteration(op: Affine, v: Tensor, steps: int) -> tuple[Tensor, Tensor, 
 def norm_estimate(op: Affine, v: Tensor | None, like: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """An estimate of the norm with the gradient of the weights, and the vectors that make the next one better.
 
-    Of a convolution, the norm on the torus that the proof starts from (spectral_fourier.py); else from below.
+    Of a convolution, the norm on the torus that the proof starts from; else from below (spectral_estimate.py).
 
     Args:
         op: the operation; its bias plays no part.
@@ -86,12 +86,16 @@ def norm_estimate(op: Affine, v: Tensor | None, like: Tensor, steps: int) -> tup
         like: the dtype and device to work with.
         steps: of power iteration.
     """
-    fourier = isinstance(op, Conv) and fits(op)
-    shape = vectors_shape(op) if isinstance(op, Conv) and fourier else domain(op)
-    v = v.to(like) if v is not None and v.shape == shape else random_unit(shape, like)
-    if isinstance(op, Conv) and fourier:
-        return fourier_norm(op, v, steps)
-    sigma, _, v = power_iteration(op, v, steps)
+
+    def start(shape: Shape) -> Tensor:
+        return v.to(like) if v is not None and v.shape == shape else random_unit(shape, like)
+
+    if isinstance(op, Linear):
+        rows, columns = op.weight.shape
+        return subspace_norm(op.weight, start((columns, min(VECTORS, rows, columns))), steps)
+    if isinstance(op, Conv) and fits(op):
+        return fourier_norm(op, start(vectors_shape(op)), steps)
+    sigma, _, v = power_iteration(op, start(domain(op)), steps)
     return sigma, v
 
 

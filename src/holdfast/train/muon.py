@@ -23,17 +23,30 @@ A, B, C = 3.4445, -4.7750, 2.0315
 def orthogonalize(m: Tensor) -> Tensor:
     """About U V^T of m = U S V^T, shape (n, k), by Newton and Schulz: singular values between 0.7 and 1.2.
 
-    The iteration is a polynomial in the Gram matrix, so that a wide matrix is multiplied twice only.
+    x -> (a + b G + c G^2) x with G = x x^T. For a wide matrix all factors are gathered first, as G -> p G p needs small
+    matrices only.
     """
-    if m.shape[0] > m.shape[1]:
+    n, k = m.shape
+    if n > k:
         return orthogonalize(m.T).T
-    m = m / torch.linalg.matrix_norm(m).clamp(min=torch.finfo(m.dtype).tiny)
-    one = torch.eye(len(m), dtype=m.dtype, device=m.device)
-    gram, factor = m @ m.T, one
-    for _ in range(STEPS):
-        p = A * one + B * gram + C * gram @ gram
-        factor, gram = p @ factor, p @ gram @ p
-    return factor @ m
+    x: Tensor = m / torch.linalg.matrix_norm(m).clamp(min=torch.finfo(m.dtype).tiny)
+    if k < 2 * n:
+        for _ in range(STEPS):
+            x = _factor(x @ x.T) @ x
+        return x
+    gram = x @ x.T
+    p = product = _factor(gram)
+    for _ in range(STEPS - 1):
+        gram = p @ gram @ p
+        p = _factor(gram)
+        product = p @ product
+    return product @ x
+
+
+def _factor(gram: Tensor) -> Tensor:
+    p = torch.addmm(gram, gram, gram, beta=B, alpha=C)
+    p.diagonal().add_(A)
+    return p
 
 
 class Muon(Optimizer):

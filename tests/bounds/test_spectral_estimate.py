@@ -1,4 +1,4 @@
-"""The norm of a convolution for training: that of the blocks of the proof, close to the norm as padded."""
+"""Norms for training: close to the proven bounds, with the right gradients, also while the weights move."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 from holdfast.bounds.ops import Conv
 from holdfast.bounds.spectral import norm_bound, norm_estimate
 from holdfast.bounds.spectral_conv import blocks
-from holdfast.bounds.spectral_fourier import LARGEST, TWIST, fits, fourier_norm, vectors_shape
+from holdfast.bounds.spectral_estimate import LARGEST, TWIST, fits, fourier_norm, vectors_shape
 from holdfast.bounds.spectral_proof import random_unit
 
 GEOMETRIES = {
