@@ -98,28 +98,30 @@ MNIST: dict[str, Cell] = {
 PUBLISHED = {"gloro-0.3": 95.7, "gloro-1.58": 62.8, "bcp-1.58": 47.95, "lmt-1.58": 40.55}
 
 
-def cifar(model: Cell, epochs: int, batch_size: int = 64) -> Cell:
+def cifar(model: Cell, epochs: int) -> Cell:
     """Schedules in epochs, not in shares of the run, so that a run that goes on is the same run."""
-    fall = epochs // 2
+    fall = epochs // 3
     return {
-        **BASE,
+        **MUON,
         "threat": "l2:36/255",
         "epochs": epochs,
-        "batch_size": batch_size,
         "model": {**model, "normalize": [0.5, 1.0]},
-        "objective": {"name": "gloro", "loss": "emma", "steps": 2},
-        "optimizer": {"name": "adam", "lr": 1e-3, "clip_norm": 3.0},
-        "learning_rate": {"name": "multistep", "milestones": list(range(fall, epochs)), "gamma": 0.03 ** (2 / epochs)},
-        "budget": {"name": "linear", "end": max(1, epochs // 3)},
+        "objective": {"name": "gloro", "loss": "emma", "steps": 1},
+        "learning_rate": {
+            "name": "multistep",
+            "milestones": list(range(fall, epochs)),
+            "gamma": 0.01 ** (1 / (epochs - fall)),
+        },
+        "budget": {"name": "linear", "end": fall},
         "augment": {"crop": 2, "flip": True},
     }
 
 
 HALF = [[16, 3, 1, 1], [16, 3, 1, 1], [16, 4, 2, 1], [32, 3, 1, 1], [32, 3, 1, 1], [32, 4, 2, 1]]
 CIFAR: dict[str, Cell] = {
-    "6c2f": cifar({"name": "6c2f-minmax"}, 8),
-    "6c2f-half": cifar({"name": "6c2f-minmax", "layers": HALF, "hidden": [256]}, 16),
-    "liresnet-l4w64": cifar({"name": "liresnet", "depth": 4, "width": 64, "neck": 512}, 10),
+    "6c2f": cifar({"name": "6c2f-minmax"}, 12),
+    "6c2f-half": cifar({"name": "6c2f-minmax", "layers": HALF, "hidden": [256]}, 24),
+    "liresnet-l4w64": cifar({"name": "liresnet", "depth": 4, "width": 64, "neck": 512}, 9),
 }
 RUNS: dict[str, dict[str, Cell]] = {"mnist": MNIST, "cifar": CIFAR}
 
