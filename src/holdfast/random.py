@@ -17,15 +17,18 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
+# In place below, on tensors that nobody else holds: memory that is touched for the first time costs more than the sums.
+
+
 def _shift_right(z: Tensor, bits: int) -> Tensor:
     """Logical shift: torch shifts signed integers arithmetically."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shift_right(z, 30)) * _MIX_1
-    z = (z ^ _shift_right(z, 27)) * _MIX_2
-    return z ^ _shift_right(z, 31)
+    z = _shift_right(z, 30).bitwise_xor_(z).mul_(_MIX_1)
+    z = _shift_right(z, 27).bitwise_xor_(z).mul_(_MIX_2)
+    return _shift_right(z, 31).bitwise_xor_(z)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +78,12 @@ class Noise:
         """Uniform on (0, 1), both ends excluded, shape (B, *shape)."""
         digits = 52 if dtype == torch.float64 else 23
         top = _shift_right(self.bits(shape), 64 - digits).to(torch.float64)
-        return ((top + 0.5) * 2.0**-digits).to(dtype)
+        return top.add_(0.5).mul_(2.0**-digits).to(dtype)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Standard normal, shape (B, *shape), by inversion."""
         u = self.uniform(shape, torch.float64)
-        return (torch.erfinv(2 * u - 1) * math.sqrt(2)).to(dtype)
+        return u.mul_(2).sub_(1).erfinv_().mul_(math.sqrt(2)).to(dtype)
 
     def integers(self, high: int | Tensor, shape: Sequence[int] = ()) -> Tensor:
         """Uniform on 0 ... high-1, int64, shape (B, *shape)."""
