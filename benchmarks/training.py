@@ -255,6 +255,10 @@ SETTINGS: dict[str, dict[str, Any]] = {  # seed 0 served to choose them
         "data": "mnist", "examples": 10_000, "model": "small-star", "threat": "linf:0.3", "epochs": 15, "lr": 2e-3,
         "budget": {"name": "linear", "end": 3.0}, "seeds": (1, 2, 3),
     },
+    "budget 0.4": {
+        "data": "mnist", "examples": 10_000, "model": "small-star", "threat": "linf:0.4", "epochs": 15, "lr": 2e-3,
+        "budget": {"name": "linear", "end": 3.0}, "seeds": (1, 2, 3),
+    },
 }  # fmt: skip
 
 
