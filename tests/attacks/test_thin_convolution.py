@@ -3,9 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks import thin
 from holdfast.attacks.gradients import frozen, input_gradient
 from holdfast.attacks.losses import cross_entropy
 from holdfast.attacks.pgd import pgd
@@ -76,14 +79,15 @@ def test_input_gradient_uses_it_and_agrees_with_autograd():
     assert torch.allclose(free, held, atol=1e-6)
 
 
-def test_it_works_under_vmap_and_twice():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_it_works_under_vmap_and_twice(stride):
     x, weight = torch.rand(3, 2, 1, 6, 6), torch.randn(16, 1, 3, 3)
 
     def total(x):
-        return FoldedConvolution.apply(x, weight, None, 1, 1, 1).square().sum()
+        return FoldedConvolution.apply(x, weight, None, stride, 1, 1).square().sum()
 
     def plain(x):
-        return F.conv2d(x, weight, None, 1, 1).square().sum()
+        return F.conv2d(x, weight, None, stride, 1).square().sum()
 
     expected = torch.stack([torch.autograd.functional.jacobian(plain, one) for one in x])
     assert torch.allclose(torch.func.vmap(torch.func.grad(total))(x), expected, rtol=1e-4, atol=1e-3)
@@ -119,3 +123,37 @@ def test_done_inputs_ride_along_unchanged_until_they_are_enough_to_leave():
     assert torch.allclose(result.x_adv[7], torch.full((4,), 0.47))
     assert (int(result.gradients[7]), int(result.queries[7])) == (2, 2)
     assert (int(result.gradients[0]), int(result.queries[0])) == (6, 7)
+
+
+@given(
+    st.tuples(*[st.integers(1, 5)] * 2),
+    st.tuples(*[st.integers(1, 4)] * 2),
+    st.tuples(*[st.integers(0, 3)] * 2),
+    st.tuples(*[st.integers(1, 2)] * 2),
+    st.tuples(*[st.integers(9, 12)] * 2),
+    st.integers(1, 3),
+)
+def test_every_geometry_has_the_gradient_of_torch(kernel, stride, padding, dilation, size, batch):
+    x = torch.randn(batch, 2, *size, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 2, *kernel, dtype=torch.float64)
+    out = FoldedConvolution.apply(x, weight, None, stride, padding, dilation)
+    upstream = torch.randn_like(out)
+    (ours,) = torch.autograd.grad(out, x, upstream)
+    (theirs,) = torch.autograd.grad(F.conv2d(x, weight, None, stride, padding, dilation), x, upstream)
+    assert ours.shape == theirs.shape
+    assert torch.allclose(ours, theirs)
+
+
+def test_an_empty_batch_is_left_to_torch():
+    x = torch.rand(0, 1, 8, 8, requires_grad=True)
+    out = conv2d(x, torch.randn(16, 1, 4, 4), stride=2)
+    assert "Folded" not in type(out.grad_fn).__name__
+    assert torch.autograd.grad(out.sum(), x)[0].shape == x.shape
+
+
+def test_large_batches_go_through_the_cache_in_pieces(monkeypatch):
+    monkeypatch.setattr(thin, "CACHE", 200)
+    x, weight = torch.rand(7, 1, 8, 8, requires_grad=True), torch.randn(4, 1, 4, 4)
+    ours = torch.autograd.grad(FoldedConvolution.apply(x, weight, None, 2, 1, 1).square().sum(), x)[0]
+    theirs = torch.autograd.grad(F.conv2d(x, weight, None, 2, 1).square().sum(), x)[0]
+    assert torch.allclose(ours, theirs, atol=1e-4)

@@ -4,6 +4,7 @@ oneDNN works on blocks of eight channels, so that the gradient for a grey image 
 """
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _ONE = (1, (1, 1), [1, 1])
+CACHE = 1 << 19
+"""Numbers that stay in a cache of the second level."""
 
 
 class FoldedConvolution(torch.autograd.Function):
-    """conv2d with constant weights; the gradient for its input is a matrix product and a fold."""
+    """conv2d with constant weights; the gradient for its input is a matrix product and a sum of shifts."""
 
     generate_vmap_rule = True
 
@@ -37,21 +40,67 @@ class FoldedConvolution(torch.autograd.Function):
             columns = taps.flatten(0, 2) @ gradients[0].flatten(2)
             columns = columns.view(len(columns), *taps.shape[:3], *gradients[0].shape[2:])
             return _add_up(columns, ctx.shape, dilation, padding), None, None, None, None, None
+        if dilation in _ONE:
+            taps, step = _by_phase(weight, *_pair(stride))
+            size = math.prod(taps.shape[:3]) * gradients[0].shape[2] * gradients[0].shape[3]
+            chunks = gradients[0].split(max(1, CACHE // size))
+            parts = [_interleave(chunk, taps, step, ctx.shape[-2:], _pair(padding)) for chunk in chunks]
+            return torch.cat(parts), None, None, None, None, None
         columns = weight.flatten(1).T @ gradients[0].flatten(2)
         # All inputs as channels of one: `fold` has a fixed cost for each input, none for each channel.
-        folded = F.fold(columns.reshape(1, -1, columns.shape[-1]), ctx.shape[-2:], kernel, dilation, padding, stride)
+        folded = F.fold(
+            columns.reshape(1, -1, columns.shape[-1]),
+            ctx.shape[-2:],
+            kernel,
+            dilation,
+            padding,
+            stride,
+        )
         return folded.view(ctx.shape), None, None, None, None, None
 
 
 def _add_up(columns: Tensor, shape: torch.Size, dilation: Any, padding: Any) -> Tensor:
     """A fold at stride 1, of columns (B, kh, kw, C, h, w) to `shape`: by rows, where `fold` goes value by value."""
-    (below, beside), (top, left) = ((n, n) if isinstance(n, int) else n for n in (dilation, padding))
+    (below, beside), (top, left) = _pair(dilation), _pair(padding)
     height, width = columns.shape[-2:]
     total = columns.new_zeros(*shape[:2], shape[2] + 2 * top, shape[3] + 2 * left)
     for i, line in enumerate(columns.unbind(1)):
         for j, column in enumerate(line.unbind(1)):
             total[:, :, i * below : i * below + height, j * beside : j * beside + width] += column
     return total[:, :, top : top + shape[2], left : left + shape[3]].contiguous()
+
+
+def _pair(n: Any) -> tuple[int, int]:
+    return (n, n) if isinstance(n, int) else (n[0], n[1])
+
+
+def _by_phase(weight: Tensor, s: int, t: int) -> tuple[Tensor, tuple[int, int]]:
+    """Taps (K, L, C s t, out): tap s q + r of the kernel moves a gradient by q places, to the pixels s i + r."""
+    rows, columns = -(-weight.shape[2] // s), -(-weight.shape[3] // t)
+    whole = F.pad(weight, (0, columns * t - weight.shape[3], 0, rows * s - weight.shape[2]))
+    taps = whole.view(*weight.shape[:2], rows, s, columns, t).permute(2, 4, 1, 3, 5, 0)
+    return taps.flatten(2, 4), (s, t)
+
+
+def _interleave(
+    gradient: Tensor, taps: Tensor, stride: tuple[int, int], size: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """The gradient for the input (B, C, *size) of a strided convolution, from that for its output (B, out, h, w).
+
+    One matrix product for all inputs, whose results still lie in the cache when they are added up.
+    """
+    (rows, columns, phases, _), (batch, channels, height, width) = taps.shape, gradient.shape
+    flat = gradient.transpose(0, 1).reshape(channels, -1)
+    moved = (taps.flatten(0, 2) @ flat).view(rows, columns, phases, batch, height, width)
+    total = gradient.new_zeros(phases, batch, height + rows - 1, width + columns - 1)
+    for q in range(rows):
+        for u in range(columns):
+            total[:, :, q : q + height, u : u + width] += moved[q, u]
+    pixels = total.unflatten(0, (-1, *stride)).permute(3, 0, 4, 1, 5, 2).flatten(4).flatten(2, 3)
+    short = [max(0, padding[i] + size[i] - pixels.shape[2 + i]) for i in range(2)]  # where no tap reaches
+    if any(short):
+        pixels = F.pad(pixels, (0, short[1], 0, short[0]))
+    return pixels[:, :, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
 
 
 # `apply` asks for the signature at every call; read once, it takes a third of the time.
@@ -74,7 +123,7 @@ def conv2d(
     # the product gains; with a stride it has less to do.
     strided = stride not in _ONE
     thin = weight.shape[1] <= 4 and weight[0].numel() <= len(weight) * (3 if strided else 1)
-    plain = input.ndim == 4 and groups == 1 and not isinstance(padding, str)
+    plain = input.ndim == 4 and len(input) > 0 and groups == 1 and not isinstance(padding, str)
     if input.requires_grad and constant and by_onednn and thin and plain:
         folded: Tensor = FoldedConvolution.apply(input, weight, bias, stride, padding, dilation)  # type: ignore[no-untyped-call]
         return folded
