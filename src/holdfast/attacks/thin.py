@@ -96,7 +96,7 @@ def _interleave(
     for q in range(rows):
         for u in range(columns):
             total[:, :, q : q + height, u : u + width] += moved[q, u]
-    pixels = total.unflatten(0, (-1, *stride)).permute(3, 0, 4, 1, 5, 2).flatten(4).flatten(2, 3)
+    pixels: Tensor = total.unflatten(0, (-1, *stride)).permute(3, 0, 4, 1, 5, 2).flatten(4).flatten(2, 3)
     short = [max(0, padding[i] + size[i] - pixels.shape[2 + i]) for i in range(2)]  # where no tap reaches
     if any(short):
         pixels = F.pad(pixels, (0, short[1], 0, short[0]))
