@@ -161,7 +161,7 @@ def percent(hits: Tensor) -> float:
 
 
 def judge(model: nn.Module, data: Dataset, threat: Threat, attacked: int = 1000) -> Cell:
-    """Accuracies in percent: clean and verified on the whole test set, under `cascade` on its first `attacked` inputs."""
+    """Accuracies in percent: clean and verified on the whole test set, under attack on its first `attacked` inputs."""
     x, y = data.test.x, data.test.y
     with torch.no_grad():
         right = torch.cat([model(part).argmax(1) for part in x.split(500)]) == y
