@@ -60,7 +60,7 @@ def perturb(
 
     It starts at `start` if that is given; `watch` is shown the logits (B, K) at each iterate but the last.
     """
-    loss = get_loss(loss)
+    loss, project = get_loss(loss), _projection(threat, x)
     x_adv = x if start is None else start
     if random_start and start is None:
         x_adv = threat.random_start(x, noise)
@@ -69,8 +69,16 @@ def perturb(
             gradient, _, logits = input_gradient(model, x_adv, y, loss)
             if watch is not None:
                 watch(logits)
-            x_adv = threat.project(x_adv + step_size * steepest(threat, gradient, x_adv, sparsity), x)
+            x_adv = project(torch.add(x_adv, steepest(threat, gradient, x_adv, sparsity), alpha=step_size))
     return x_adv.detach()
+
+
+def _projection(threat: Threat, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """`threat.project` around x for tensors that nobody else holds; the box of an Linf ball is made once."""
+    if type(threat) is Linf:
+        lower, upper = threat.box(x)
+        return lambda moved: moved.clamp_(lower, upper)
+    return lambda moved: threat.project(moved, x)
 
 
 @torch.no_grad()
