@@ -98,28 +98,24 @@ MNIST: dict[str, Cell] = {
 PUBLISHED = {"gloro-0.3": 95.7, "gloro-1.58": 62.8, "bcp-1.58": 47.95, "lmt-1.58": 40.55}
 
 
-def cifar(model: Cell, epochs: int) -> Cell:
-    """The full budget and the full learning rate for a third of the run."""
-    fall = epochs // 3
+def cifar(model: Cell, epochs: int, **more: Any) -> Cell:
+    """The budget rises for a third of the run."""
     return {
         **MUON,
         "threat": "l2:36/255",
         "epochs": epochs,
         "model": {**model, "normalize": [0.5, 1.0]},
         "objective": {"name": "gloro", "loss": "emma", "steps": 1},
-        "learning_rate": {
-            "name": "multistep",
-            "milestones": list(range(fall, epochs)),
-            "gamma": 0.01 ** (1 / (epochs - fall)),
-        },
-        "budget": {"name": "linear", "end": fall},
+        "budget": {"name": "linear", "end": epochs // 3},
         "augment": {"crop": 2, "flip": True},
+        **more,
     }
 
 
+FALL = {"name": "multistep", "milestones": list(range(4, 12)), "gamma": 0.01 ** (1 / 8)}
 HALF = [[16, 3, 1, 1], [16, 3, 1, 1], [16, 4, 2, 1], [32, 3, 1, 1], [32, 3, 1, 1], [32, 4, 2, 1]]
 CIFAR: dict[str, Cell] = {
-    "6c2f": cifar({"name": "6c2f-minmax"}, 12),
+    "6c2f": cifar({"name": "6c2f-minmax"}, 12, learning_rate=FALL),
     "6c2f-half": cifar({"name": "6c2f-minmax", "layers": HALF, "hidden": [256]}, 24),
     "liresnet-l4w32": cifar({"name": "liresnet", "depth": 4, "width": 32, "neck": 256}, 12),
     "liresnet-l4w64": cifar({"name": "liresnet", "depth": 4, "width": 64, "neck": 512}, 9),
