@@ -250,7 +250,8 @@ def fast_recipe(method: str, seed: int, setting: dict[str, Any]) -> dict[str, An
     }  # fmt: skip
 
 
-SETTINGS: dict[str, dict[str, Any]] = {  # seed 0 served to choose them
+# Seed 0 served to choose the first; the second was chosen after a look at its seed 1.
+SETTINGS: dict[str, dict[str, Any]] = {
     "rate 0.002": {
         "data": "mnist", "examples": 10_000, "model": "small-star", "threat": "linf:0.3", "epochs": 15, "lr": 2e-3,
         "budget": {"name": "linear", "end": 3.0}, "seeds": (1, 2, 3),
