@@ -1,5 +1,6 @@
 """The part "norms" of lipschitz.py: proven norms of operators, and the estimates of training, against exact ones."""
 
+import copy
 import itertools
 import math
 import time
@@ -20,7 +21,9 @@ from holdfast.bounds.ops import Affine, Conv, Linear
 from holdfast.bounds.spectral import domain, linear_part, norm_bound, power_iteration, start_vector
 from holdfast.data import Dataset
 from holdfast.models.liresnet import LinearResidual
-from holdfast.train.objectives.gloro import emma_loss
+from holdfast.train.objectives.gloro import emma_loss, ramp_loss
+from holdfast.train.optimize import make_optimizer
+from holdfast.train.recipe import OptimizerPart
 
 Cell = dict[str, Any]
 
@@ -78,25 +81,28 @@ def measure_layers(model: nn.Module, data: Dataset, recipe: Cell) -> Cell:
         estimate = float(power_iteration(op, start_vector(op, torch.zeros((), dtype=torch.float64)), 100)[0])
         layer = {"layer": name, "kind": type(op).__name__, "exact": exact, "by": way, "seconds": round(seconds, 2)}
         layers.append({**layer, "bound / exact": bound / exact, "estimate / exact": estimate / exact})
-    moving = moving_estimate(model, data, recipe) if recipe["objective"]["name"] == "gloro" else None
+    powers = {recipe["objective"]["steps"], 5} if recipe["objective"]["name"] == "gloro" else ()  # 5: the default
+    moving = [moving_estimate(copy.deepcopy(model), data, recipe, power) for power in sorted(powers)]
     return {"layers": layers, "moving": moving}
 
 
-def moving_estimate(model: nn.Module, data: Dataset, recipe: Cell, steps: int = 50) -> Cell:
-    """The estimate while the weights move: 50 steps of training go on from its end, at the learning rate of its start.
+def moving_estimate(model: nn.Module, data: Dataset, recipe: Cell, power: int, steps: int = 50) -> Cell:
+    """The estimate while the weights move: 50 more steps of training, with its optimiser at the rate of its start.
 
     Returns:
         The smallest and the largest estimate / exact of a layer, after these steps.
     """
-    power, budget = recipe["objective"]["steps"], hf.threat(recipe["threat"]).budget
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe["optimizer"]["lr"])
+    budget = hf.threat(recipe["threat"]).budget
+    optimizer = make_optimizer(OptimizerPart(**recipe["optimizer"]), model)
     state: dict[str, Tensor] = {}
+    ramp = recipe["objective"]["loss"] == "ramp"
     batches = zip(data.train.x.split(128), data.train.y.split(128), strict=True)
     for x, y in itertools.islice(batches, steps):
         graph, logits = trace_batch(model.train(), x)
         bound, state = lipschitz_estimate(graph, state, steps=power if state else 100)
         optimizer.zero_grad()
-        emma_loss(logits, y, bound.pairs, budget).mean().backward()
+        loss = ramp_loss(logits, y, bound.pairs, budget, 6.0) if ramp else emma_loss(logits, y, bound.pairs, budget)
+        loss.mean().backward()
         optimizer.step()
     bound, _ = lipschitz_estimate(trace(model.eval(), x[:1]), state, steps=power)
     sigmas = [sigma.item() for _, sigma in bound.layers if sigma.requires_grad]  # activations have a constant
@@ -160,7 +166,7 @@ def norms_table(cells: dict[str, Cell]) -> str:
         for c in cell["layers"]:
             figures = (f"{c[name]:.6f}" for name in ("exact", "bound / exact", "estimate / exact"))
             layers.append((key, c["layer"], c["kind"], *figures, c["by"], c["seconds"]))
-        if moving := cell["moving"]:
+        for moving in cell["moving"]:
             nets.append((key, moving["power steps"], f"{moving['smallest']:.4f}", f"{moving['largest']:.4f}"))
     tables = [
         (("small operators", "number", "smallest bound / SVD", "largest"), kinds),
