@@ -157,7 +157,7 @@ def percent(hits: Tensor) -> float:
     return round(100 * float(hits.double().mean()), 2)
 
 
-def judge(model: nn.Module, data: Dataset, threat: Threat, attacked: int = 1000) -> Cell:
+def judge(model: nn.Module, data: Dataset, threat: Threat, attacked: int = 200) -> Cell:
     """Accuracies in percent: clean and verified on the whole test set, under attack on its first `attacked` inputs."""
     x, y = data.test.x, data.test.y
     with torch.no_grad():
