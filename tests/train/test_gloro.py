@@ -32,9 +32,9 @@ from holdfast.train.objectives.gloro import (
 )
 from holdfast.train.recipe import load_recipe
 
-LOSSES = ("emma", "ce", "trades", "margin")
+LOSSES = ("emma", "ce", "trades", "margin", "ramp")
 RECIPES = (
-    *("mnist-gloro", "mnist-gloro-l2-0.3", "cifar10-gloro", "cifar10-gloro-liresnet"),
+    *("mnist-gloro", "mnist-gloro-l2-0.3", "mnist-gloro-muon", "cifar10-gloro", "cifar10-gloro-liresnet"),
     *("mnist-mini-gloro", "mnist-mini-lmt"),
 )
 
