@@ -18,7 +18,7 @@ from holdfast.bounds.graph import trace, trace_batch
 from holdfast.bounds.lipschitz import lipschitz_estimate
 from holdfast.bounds.lipschitz_layers import in_double
 from holdfast.bounds.ops import Affine, Conv, Linear
-from holdfast.bounds.spectral import domain, linear_part, norm_bound, power_iteration, start_vector
+from holdfast.bounds.spectral import domain, linear_part, norm_bound, norm_estimate
 from holdfast.data import Dataset
 from holdfast.models.liresnet import LinearResidual
 from holdfast.train.objectives.gloro import emma_loss, ramp_loss
@@ -78,7 +78,7 @@ def measure_layers(model: nn.Module, data: Dataset, recipe: Cell) -> Cell:
         bound = norm_bound(op)
         seconds = time.process_time() - started
         exact, way = exact_norm(op)
-        estimate = float(power_iteration(op, start_vector(op, torch.zeros((), dtype=torch.float64)), 100)[0])
+        estimate = float(norm_estimate(op, None, torch.zeros((), dtype=torch.float64), steps=100, first=100)[0])
         layer = {"layer": name, "kind": type(op).__name__, "exact": exact, "by": way, "seconds": round(seconds, 2)}
         layers.append({**layer, "bound / exact": bound / exact, "estimate / exact": estimate / exact})
     powers = {recipe["objective"]["steps"], 5} if recipe["objective"]["name"] == "gloro" else ()  # 5: the default

@@ -320,7 +320,7 @@ def test_heads_other_than_a_dense_layer():
 
 
 def test_proof_never_uses_the_estimate(monkeypatch):
-    def forbidden(*args):
+    def forbidden(*args, **options):
         raise AssertionError("the estimate was used")
 
     monkeypatch.setattr(lipschitz, "norm_estimate", forbidden)

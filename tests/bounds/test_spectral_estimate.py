@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from holdfast.bounds.ops import Conv
+from holdfast.bounds.ops import Conv, Linear
 from holdfast.bounds.spectral import norm_bound, norm_estimate
 from holdfast.bounds.spectral_conv import blocks
 from holdfast.bounds.spectral_estimate import LARGEST, TWIST, fits, fourier_norm, vectors_shape
@@ -43,7 +43,7 @@ def test_it_is_the_largest_norm_of_a_block_and_close_to_the_proven_bound(name):
     assert float(sigma) == pytest.approx(float(by_blocks(op)), rel=1e-4)
     assert u.shape == vectors_shape(op)
     large = conv(name, size=28)
-    estimate = norm_estimate(large, None, ZERO, 300)[0]
+    estimate = norm_estimate(large, None, ZERO, steps=300, first=300)[0]
     assert 0.99 < float(estimate) / norm_bound(large, tight=1.0) < 1.03
 
 
@@ -65,25 +65,44 @@ def test_a_warm_start_follows_weights_that_move_where_whole_maps_lag_behind():
     centre = torch.zeros(8, 8, 3, 3, dtype=torch.float64)
     centre[:, :, 1, 1] = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0]
     op = replace(op, weight=centre, in_shape=(8, 20, 20))
-    _, v = norm_estimate(op, None, ZERO, 50)
+    _, v = norm_estimate(op, None, ZERO, steps=50, first=50)
     drift = 0.01 * torch.randn_like(centre)
     for _ in range(30):
         op = replace(op, weight=op.weight + drift)
-        sigma, v = norm_estimate(op, v, ZERO, 1)
+        sigma, v = norm_estimate(op, v, ZERO, steps=1, first=1)
     assert float(sigma) == pytest.approx(norm_bound(op), rel=0.01)
 
 
 def test_vectors_of_another_size_are_replaced():
     op = conv("plain")
-    sigma, v = norm_estimate(op, torch.ones(3), ZERO, 300)
-    assert float(norm_estimate(op, v, ZERO, 0)[0]) == pytest.approx(float(sigma), rel=1e-3)
+    sigma, v = norm_estimate(op, torch.ones(3), ZERO, steps=300, first=300)
+    assert float(norm_estimate(op, v, ZERO, steps=0, first=0)[0]) == pytest.approx(float(sigma), rel=1e-3)
 
 
 def test_weights_of_zero_have_the_norm_zero_and_can_start_again():
     op = conv("plain")
-    sigma, v = norm_estimate(replace(op, weight=torch.zeros_like(op.weight)), None, ZERO, 3)
+    sigma, v = norm_estimate(replace(op, weight=torch.zeros_like(op.weight)), None, ZERO, steps=3, first=3)
     assert float(sigma) == 0
-    assert float(norm_estimate(op, v, ZERO, 300)[0]) == pytest.approx(float(by_blocks(op)), rel=1e-3)
+    assert float(norm_estimate(op, v, ZERO, steps=300, first=300)[0]) == pytest.approx(float(by_blocks(op)), rel=1e-3)
+
+
+def test_what_starts_afresh_takes_the_first_steps():
+    layer = Linear(torch.randn(30, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), None)
+    for op in (layer, conv("plain"), conv("plain", size=8)):
+        exact = norm_estimate(op, None, ZERO, steps=0, first=2000)[0]
+        again = norm_estimate(op, torch.ones(3), ZERO, steps=0, first=2000)[0]
+        assert float(again) == pytest.approx(float(exact), rel=1e-6)
+
+
+def test_dense_layers_of_zero_and_without_a_number():
+    zero = Linear(torch.zeros(3, 5, dtype=torch.float64), None)
+    sigma, v = norm_estimate(zero, None, ZERO, steps=3, first=3)
+    assert float(sigma) == 0
+    op = Linear(torch.eye(3, 5, dtype=torch.float64), None)
+    assert float(norm_estimate(op, v, ZERO, steps=3, first=3)[0]) == pytest.approx(1)
+    for value in (torch.nan, torch.inf):  # for the loop to see, which stops with a message
+        broken = Linear(torch.full((3, 5), value, dtype=torch.float64), None)
+        assert not torch.isfinite(norm_estimate(broken, v, ZERO, steps=1, first=1)[0])
 
 
 def test_small_maps_and_very_wide_layers_go_another_way():
@@ -97,5 +116,5 @@ def test_small_maps_and_very_wide_layers_go_another_way():
 def test_dtypes_stay(dtype):
     op = conv("stride")
     op = replace(op, weight=op.weight.to(dtype))
-    sigma, v = norm_estimate(op, None, torch.zeros((), dtype=dtype), 5)
+    sigma, v = norm_estimate(op, None, torch.zeros((), dtype=dtype), steps=5, first=5)
     assert sigma.dtype == v.dtype == dtype

@@ -29,34 +29,22 @@ class FoldedConvolution(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, _, stride, padding, dilation = inputs
         ctx.save_for_backward(weight)
-        ctx.shape, ctx.geometry = x.shape, (weight.shape[-2:], dilation, padding, stride)
+        ctx.shape, ctx.geometry = x.shape, (stride, padding, dilation)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
-        kernel, dilation, padding, stride = ctx.geometry
+        stride, padding, dilation = ctx.geometry
         if stride in _ONE:
             taps = weight.permute(2, 3, 1, 0)
             columns = taps.flatten(0, 2) @ gradients[0].flatten(2)
             columns = columns.view(len(columns), *taps.shape[:3], *gradients[0].shape[2:])
             return _add_up(columns, ctx.shape, dilation, padding), None, None, None, None, None
-        if dilation in _ONE:
-            taps, step = _by_phase(weight, *_pair(stride))
-            size = math.prod(taps.shape[:3]) * gradients[0].shape[2] * gradients[0].shape[3]
-            chunks = gradients[0].split(max(1, CACHE // size))
-            parts = [_interleave(chunk, taps, step, ctx.shape[-2:], _pair(padding)) for chunk in chunks]
-            return torch.cat(parts), None, None, None, None, None
-        columns = weight.flatten(1).T @ gradients[0].flatten(2)
-        # All inputs as channels of one: `fold` has a fixed cost for each input, none for each channel.
-        folded = F.fold(
-            columns.reshape(1, -1, columns.shape[-1]),
-            ctx.shape[-2:],
-            kernel,
-            dilation,
-            padding,
-            stride,
-        )
-        return folded.view(ctx.shape), None, None, None, None, None
+        taps = _by_phase(_spread(weight, *_pair(dilation)), *_pair(stride))
+        size = math.prod(taps.shape[:3]) * gradients[0].shape[2] * gradients[0].shape[3]
+        chunks = gradients[0].split(max(1, CACHE // size))
+        parts = [_interleave(chunk, taps, _pair(stride), ctx.shape[-2:], _pair(padding)) for chunk in chunks]
+        return torch.cat(parts), None, None, None, None, None
 
 
 def _add_up(columns: Tensor, shape: torch.Size, dilation: Any, padding: Any) -> Tensor:
@@ -74,12 +62,20 @@ def _pair(n: Any) -> tuple[int, int]:
     return (n, n) if isinstance(n, int) else (n[0], n[1])
 
 
-def _by_phase(weight: Tensor, s: int, t: int) -> tuple[Tensor, tuple[int, int]]:
+def _spread(weight: Tensor, below: int, beside: int) -> Tensor:
+    """The kernel of a dilated convolution with its gaps written out as zeros."""
+    rows, columns = ((n - 1) * gap + 1 for n, gap in zip(weight.shape[2:], (below, beside), strict=True))
+    whole = weight.new_zeros(*weight.shape[:2], rows, columns)
+    whole[:, :, ::below, ::beside] = weight
+    return whole
+
+
+def _by_phase(weight: Tensor, s: int, t: int) -> Tensor:
     """Taps (K, L, C s t, out): tap s q + r of the kernel moves a gradient by q places, to the pixels s i + r."""
     rows, columns = -(-weight.shape[2] // s), -(-weight.shape[3] // t)
     whole = F.pad(weight, (0, columns * t - weight.shape[3], 0, rows * s - weight.shape[2]))
     taps = whole.view(*weight.shape[:2], rows, s, columns, t).permute(2, 4, 1, 3, 5, 0)
-    return taps.flatten(2, 4), (s, t)
+    return taps.flatten(2, 4)
 
 
 def _interleave(

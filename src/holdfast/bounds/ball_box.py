@@ -33,9 +33,8 @@ def estimated_norm(state: MutableMapping[str, Tensor], *, steps: int = 1) -> Nor
     def norm(op: Affine, name: str) -> Tensor:
         if isinstance(op, ops.Scale):
             return op.factor.abs().amax()
-        v = state.get(f"norm {name}")
-        like = op.weight if isinstance(op, ops.Linear | ops.Conv) else torch.zeros(())
-        sigma, state[f"norm {name}"] = norm_estimate(op, v, like, FIRST_STEPS if v is None else steps)
+        key, like = f"norm {name}", op.weight if isinstance(op, ops.Linear | ops.Conv) else torch.zeros(())
+        sigma, state[key] = norm_estimate(op, state.get(key), like, steps=steps, first=FIRST_STEPS)
         return sigma
 
     return norm

@@ -86,7 +86,7 @@ def lipschitz_estimate(
     def norm(op: Affine, key: str) -> Tensor:
         if isinstance(op, ops.Scale):
             return op.factor.abs().amax()
-        sigma, vectors[key] = norm_estimate(op, state.get(key), one, steps)
+        sigma, vectors[key] = norm_estimate(op, state.get(key), one, steps=steps, first=steps)
         return sigma
 
     walk = _Walk(graph, one, norm, linear_part)

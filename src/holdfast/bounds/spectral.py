@@ -49,11 +49,6 @@ def _no_norm(op: Affine) -> UnsupportedError:
     )
 
 
-def start_vector(op: Affine, like: Tensor, *, seed: int = 0) -> Tensor:
-    """A random unit vector of the domain of `op`, with the dtype and device of `like`."""
-    return random_unit(domain(op), like, seed=seed)
-
-
 def power_iteration(op: Affine, v: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Power iteration from v: (sigma, u, v) with sigma = <u, A v>, never above the norm.
 
@@ -62,7 +57,7 @@ def power_iteration(op: Affine, v: Tensor, steps: int) -> tuple[Tensor, Tensor, 
 
     Args:
         op: the operation; its bias plays no part.
-        v: unit vector to start from, `start_vector` or that of the last call (a warm start), shape `domain(op)`.
+        v: unit vector to start from, a random one or that of the last call (a warm start), shape `domain(op)`.
         steps: how often to apply A^T A.
     """
     op = linear_part(op)
@@ -75,7 +70,7 @@ def power_iteration(op: Affine, v: Tensor, steps: int) -> tuple[Tensor, Tensor, 
     return (u * op.apply(v[None])).sum(), u[0], v
 
 
-def norm_estimate(op: Affine, v: Tensor | None, like: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+def norm_estimate(op: Affine, v: Tensor | None, like: Tensor, *, steps: int, first: int) -> tuple[Tensor, Tensor]:
     """An estimate of the norm with the gradient of the weights, and the vectors that make the next one better.
 
     Of a convolution, the norm on the torus that the proof starts from; else from below (spectral_estimate.py).
@@ -84,18 +79,18 @@ def norm_estimate(op: Affine, v: Tensor | None, like: Tensor, steps: int) -> tup
         op: the operation; its bias plays no part.
         v: vectors of the last call; None, or those of an operation of another size, start afresh.
         like: the dtype and device to work with.
-        steps: of power iteration.
+        steps: of power iteration, and `first` where it starts afresh.
     """
 
-    def start(shape: Shape) -> Tensor:
-        return v.to(like) if v is not None and v.shape == shape else random_unit(shape, like)
+    def start(shape: Shape) -> tuple[Tensor, int]:
+        return (v.to(like), steps) if v is not None and v.shape == shape else (random_unit(shape, like), first)
 
     if isinstance(op, Linear):
         rows, columns = op.weight.shape
-        return subspace_norm(op.weight, start((columns, min(VECTORS, rows, columns))), steps)
+        return subspace_norm(op.weight, *start((columns, min(VECTORS, rows, columns))))
     if isinstance(op, Conv) and fits(op):
-        return fourier_norm(op, start(vectors_shape(op)), steps)
-    sigma, _, v = power_iteration(op, start(domain(op)), steps)
+        return fourier_norm(op, *start(vectors_shape(op)))
+    sigma, _, v = power_iteration(op, *start(domain(op)))
     return sigma, v
 
 

@@ -39,7 +39,8 @@ def subspace_norm(weight: Tensor, v: Tensor, steps: int) -> tuple[Tensor, Tensor
             v = torch.linalg.qr(weight.T @ (weight @ v)).Q
         v = torch.linalg.qr(v).Q
         moved = weight @ v
-        top = v @ torch.linalg.eigh(moved.T @ moved).eigenvectors[:, -1]
+        # Weights that are not finite make an estimate that is not; `eigh` would raise.
+        top = v @ torch.linalg.eigh(torch.nan_to_num(moved.T @ moved)).eigenvectors[:, -1]
     return torch.linalg.vector_norm(weight @ top), v
 
 

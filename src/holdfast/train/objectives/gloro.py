@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, softplus
+from torch.nn.functional import cross_entropy, one_hot, softplus
 
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.lipschitz import LipschitzBound, lipschitz_estimate
@@ -80,7 +80,7 @@ def trades_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float, weight: fl
 
 def ramp_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float, steepness: float) -> Tensor:
     """Between 0 and 1; about the share of examples whose radius is below eps. Arguments as for `emma_loss`."""
-    own = torch.nn.functional.one_hot(y, logits.shape[1]).bool()
+    own = one_hot(y, logits.shape[1]).bool()
     gap = logits.gather(1, y[:, None]) - logits
     # Two classes with the same weights have K = 0; that is no reason to divide by zero.
     k = pairs[y].clamp(min=torch.finfo(logits.dtype).eps).masked_fill(own, 1.0)
