@@ -118,7 +118,7 @@ CIFAR: dict[str, Cell] = {
     "6c2f": cifar({"name": "6c2f-minmax"}, 12, learning_rate=FALL),
     "6c2f-half": cifar({"name": "6c2f-minmax", "layers": HALF, "hidden": [256]}, 24),
     "liresnet-l4w32": cifar({"name": "liresnet", "depth": 4, "width": 32, "neck": 256}, 10),
-    "liresnet-l4w64": cifar({"name": "liresnet", "depth": 4, "width": 64, "neck": 512}, 9),
+    "liresnet-l4w64": cifar({"name": "liresnet", "depth": 4, "width": 64, "neck": 512}, 24),
 }
 RUNS: dict[str, dict[str, Cell]] = {"mnist": MNIST, "cifar": CIFAR}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.attacks.gradients import _better_channels_last, _finite, frozen, input_gradient, logits_of
+from holdfast.attacks.gradients import _finite, frozen, input_gradient, logits_of, well_laid_out
 from holdfast.attacks.losses import cross_entropy
 from holdfast.checks import check_model, check_place, modules_in
 
@@ -60,16 +60,30 @@ def test_a_chain_equals_the_whole(name, dtype, held):
 
 def test_maps_lie_channels_last_only_where_it_pays_and_every_layer_is_known():
     def asked(model, x):
-        return _better_channels_last(model[0], [type(layer) for layer in model], x)
+        moved = well_laid_out(model, x)
+        assert torch.equal(moved, x)
+        return moved is not x and not moved.is_contiguous()
 
     x = torch.rand(2, 3, 8, 8)
     assert asked(rgb(), x)
     assert not asked(rgb(), x.double())
     assert not asked(rgb(), x[0])
     assert not asked(rgb(Steps()), x)
-    assert not asked(nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU()), x)
+    assert not asked(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), x)
+    assert not asked(Whole(rgb()), x)
+    assert not asked(nn.Sequential(), x)
     assert not asked(nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU()), x[:, :1])
     assert not asked(nn.Sequential(nn.ReLU()), x)
+
+
+def test_a_gradient_lies_as_its_images():
+    model, x, y = rgb(), torch.rand(4, 3, 8, 8), torch.arange(4)
+    last = well_laid_out(model, x)
+    with frozen(model):
+        plain, moved = (input_gradient(model, images, y, cross_entropy)[0] for images in (x, last))
+    assert plain.is_contiguous()
+    assert moved.stride() == last.stride()
+    assert torch.equal(plain, moved)
 
 
 def test_hooks_see_every_call_and_values_that_nobody_overwrites():
@@ -117,7 +131,6 @@ def test_gradients_without_a_value_become_zero():
     assert _finite(torch.tensor([inf, -inf])).tolist() == [0, 0]
     largest = torch.full((3,), torch.finfo(torch.float32).max)
     assert torch.equal(_finite(largest), largest)  # only their sum is infinite
-    assert _finite(torch.ones(1).expand(3)).is_contiguous()
 
 
 def test_every_module_is_found_once():

@@ -132,9 +132,10 @@ def test_done_inputs_ride_along_unchanged_until_they_are_enough_to_leave():
     st.tuples(*[st.integers(1, 2)] * 2),
     st.tuples(*[st.integers(9, 12)] * 2),
     st.integers(1, 3),
+    st.sampled_from([torch.contiguous_format, torch.channels_last]),
 )
-def test_every_geometry_has_the_gradient_of_torch(kernel, stride, padding, dilation, size, batch):
-    x = torch.randn(batch, 2, *size, dtype=torch.float64, requires_grad=True)
+def test_every_geometry_has_the_gradient_of_torch(kernel, stride, padding, dilation, size, batch, order):
+    x = torch.randn(batch, 2, *size, dtype=torch.float64).contiguous(memory_format=order).requires_grad_(True)
     weight = torch.randn(3, 2, *kernel, dtype=torch.float64)
     out = FoldedConvolution.apply(x, weight, None, stride, padding, dilation)
     upstream = torch.randn_like(out)

@@ -96,12 +96,11 @@ def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[
                 "such as a cast to integers cuts the graph. Use an attack without gradients: 'square', 'hopskipjump'."
             )
         (gradient,) = torch.autograd.grad(values, x, torch.ones_like(values))
-    return _finite(gradient), values.detach(), logits.detach()
+    return _finite(_laid_out_as(x, gradient)), values.detach(), logits.detach()
 
 
 def _finite(gradient: Tensor) -> Tensor:
     """Zero in place of NaN, which says nothing about where to go and would carry an iterate out of every set."""
-    gradient = gradient.contiguous()
     # A sum with NaN or an infinity in it is not finite: on a CPU one quick pass, elsewhere a reason to wait.
     if gradient.device.type == "cpu" and math.isfinite(gradient.sum().item()):
         return gradient
@@ -119,10 +118,7 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
         with mode:
             output = model(x)
         return mode.logits_of(output)
-    layers = tuple(model)
-    kinds = [nn.Module if _hooked(layer) else type(layer) for layer in layers]
-    if _better_channels_last(layers[0], kinds, x):
-        x = _channels_last(x)
+    x, layers, kinds = well_laid_out(model, x), tuple(model), _kinds(model)
     before: type[nn.Module] = nn.Module
     for layer, kind in zip(layers, kinds, strict=True):
         if kind is nn.ReLU and before in (nn.Conv2d, nn.Linear):
@@ -144,24 +140,37 @@ def _hooked(module: nn.Module) -> bool:
     return bool(hooks) or "forward" in module.__dict__
 
 
-def _better_channels_last(first: nn.Module, kinds: list[type[nn.Module]], x: Tensor) -> bool:
-    """Whether a network of convolutions is faster with channels last, which saves oneDNN copies of the maps.
+def _kinds(model: nn.Sequential) -> list[type[nn.Module]]:
+    return [nn.Module if _hooked(layer) else type(layer) for layer in model]
 
-    With fewer channels than this, the copy where the maps are flattened costs as much.
+
+def well_laid_out(model: nn.Module, x: Tensor) -> Tensor:
+    """The images x in the order of memory in which the model is fastest: with channels last, oneDNN copies fewer maps.
+
+    An attack that steps from image to image does well to start from this.
     """
-    return (
+    if type(model) is not nn.Sequential or len(model) == 0 or _hooked(model):
+        return x
+    first = model[0]
+    better = (
         isinstance(first, nn.Conv2d)
-        and 1 < first.in_channels <= 4  # with one channel, both layouts are the same
-        and first.out_channels >= 32
+        and 1 < first.in_channels <= 4  # with one channel, both orders are the same
         and x.ndim == 4
         and x.device.type == "cpu"
         and x.dtype == torch.float32
-        and all(kind is nn.Conv2d or kind in _PLAIN for kind in kinds)
+        and first.out_channels >= 8  # a block of oneDNN's
+        and all(kind is nn.Conv2d or kind in _PLAIN for kind in _kinds(model))
     )
+    return _channels_last(x) if better else x
 
 
 def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def _laid_out_as(x: Tensor, gradient: Tensor) -> Tensor:
+    apart = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return _channels_last(gradient) if apart else gradient.contiguous()
 
 
 def look(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.gradients import frozen, input_gradient, look
+from holdfast.attacks.gradients import frozen, input_gradient, look, well_laid_out
 from holdfast.attacks.losses import Loss, TargetedLoss, get_loss
 from holdfast.attacks.stages import group_size, run_stages, survivors
 from holdfast.errors import InputError
@@ -60,6 +60,7 @@ def perturb(
 
     It starts at `start` if that is given; `watch` is shown the logits (B, K) at each iterate but the last.
     """
+    x = well_laid_out(model, x)
     loss, project = get_loss(loss), _projection(threat, x)
     x_adv = x if start is None else start
     if random_start and start is None:

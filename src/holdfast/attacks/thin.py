@@ -30,6 +30,7 @@ class FoldedConvolution(torch.autograd.Function):
         x, weight, _, stride, padding, dilation = inputs
         ctx.save_for_backward(weight)
         ctx.shape, ctx.geometry = x.shape, (stride, padding, dilation)
+        ctx.channels_last = x.stride(1) == 1 < x.shape[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -41,9 +42,11 @@ class FoldedConvolution(torch.autograd.Function):
             columns = columns.view(len(columns), *taps.shape[:3], *gradients[0].shape[2:])
             return _add_up(columns, ctx.shape, dilation, padding), None, None, None, None, None
         taps = _by_phase(_spread(weight, *_pair(dilation)), *_pair(stride))
-        size = math.prod(taps.shape[:3]) * gradients[0].shape[2] * gradients[0].shape[3]
+        if ctx.channels_last:
+            return _shuffle(gradients[0], taps, ctx.shape[-2:], _pair(padding)), None, None, None, None, None
+        size = math.prod(taps.shape[:5]) * gradients[0].shape[2] * gradients[0].shape[3]
         chunks = gradients[0].split(max(1, CACHE // size))
-        parts = [_interleave(chunk, taps, _pair(stride), ctx.shape[-2:], _pair(padding)) for chunk in chunks]
+        parts = [_interleave(chunk, taps, ctx.shape[-2:], _pair(padding)) for chunk in chunks]
         return torch.cat(parts), None, None, None, None, None
 
 
@@ -71,29 +74,39 @@ def _spread(weight: Tensor, below: int, beside: int) -> Tensor:
 
 
 def _by_phase(weight: Tensor, s: int, t: int) -> Tensor:
-    """Taps (K, L, C s t, out): tap s q + r of the kernel moves a gradient by q places, to the pixels s i + r."""
+    """Taps (K, L, C, s, t, out): tap s q + r of the kernel moves a gradient by q places, to the pixels s i + r."""
     rows, columns = -(-weight.shape[2] // s), -(-weight.shape[3] // t)
     whole = F.pad(weight, (0, columns * t - weight.shape[3], 0, rows * s - weight.shape[2]))
-    taps = whole.view(*weight.shape[:2], rows, s, columns, t).permute(2, 4, 1, 3, 5, 0)
-    return taps.flatten(2, 4)
+    return whole.view(*weight.shape[:2], rows, s, columns, t).permute(2, 4, 1, 3, 5, 0)
 
 
-def _interleave(
-    gradient: Tensor, taps: Tensor, stride: tuple[int, int], size: tuple[int, int], padding: tuple[int, int]
-) -> Tensor:
+def _interleave(gradient: Tensor, taps: Tensor, size: torch.Size, padding: tuple[int, int]) -> Tensor:
     """The gradient for the input (B, C, *size) of a strided convolution, from that for its output (B, out, h, w).
 
     One matrix product for all inputs, whose results still lie in the cache when they are added up.
     """
-    (rows, columns, phases, _), (batch, channels, height, width) = taps.shape, gradient.shape
+    (rows, columns), phases, (batch, channels, height, width) = taps.shape[:2], taps.shape[2:5], gradient.shape
     flat = gradient.transpose(0, 1).reshape(channels, -1)
-    moved = (taps.flatten(0, 2) @ flat).view(rows, columns, phases, batch, height, width)
-    total = gradient.new_zeros(phases, batch, height + rows - 1, width + columns - 1)
+    moved = (taps.flatten(0, 4) @ flat).view(rows, columns, -1, batch, height, width)
+    total = gradient.new_zeros(moved.shape[2], batch, height + rows - 1, width + columns - 1)
     for q in range(rows):
         for u in range(columns):
             total[:, :, q : q + height, u : u + width] += moved[q, u]
-    pixels: Tensor = total.unflatten(0, (-1, *stride)).permute(3, 0, 4, 1, 5, 2).flatten(4).flatten(2, 3)
-    short = [max(0, padding[i] + size[i] - pixels.shape[2 + i]) for i in range(2)]  # where no tap reaches
+    return _cut(total.unflatten(0, phases).permute(3, 0, 4, 1, 5, 2).flatten(4).flatten(2, 3), size, padding)
+
+
+def _shuffle(gradient: Tensor, taps: Tensor, size: torch.Size, padding: tuple[int, int]) -> Tensor:
+    """As `_interleave`, for maps with channels last: oneDNN is quick at stride 1, where the phases are channels."""
+    rows, columns, channels, s, t, _ = taps.shape
+    kernel = taps.permute(3, 4, 2, 5, 0, 1).flatten(0, 2).flip(2, 3).contiguous(memory_format=torch.channels_last)
+    total = F.conv2d(gradient, kernel, padding=(rows - 1, columns - 1)).permute(0, 2, 3, 1)
+    pixels = total.unflatten(3, (s, t * channels)).transpose(2, 3)  # (B, i, r, j, pixels of row s i + r)
+    return _cut(pixels.flatten(3).flatten(1, 2).unflatten(2, (-1, channels)).permute(0, 3, 1, 2), size, padding)
+
+
+def _cut(pixels: Tensor, size: torch.Size, padding: tuple[int, int]) -> Tensor:
+    """The image of that size inside its padding; zeros where no tap reaches."""
+    short = [max(0, padding[i] + size[i] - pixels.shape[2 + i]) for i in range(2)]
     if any(short):
         pixels = F.pad(pixels, (0, short[1], 0, short[0]))
     return pixels[:, :, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
