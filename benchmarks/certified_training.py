@@ -46,27 +46,28 @@ Cell = dict[str, Any]
 # --- The runs ---------------------------------------------------------------------------------------------------------
 
 SMALL = {"name": "cnn", "layers": [[8, 4, 2, 1], [16, 4, 2, 1]], "hidden": [100]}
-EPOCHS = 12
+# IBP at linf 0.1 on the small network, six epochs, validation: Adam 90.6 % certified, Muon at a rate of 0.008 93.3 %, at
+# 0.016 with decay 94.8 %. Against 2x2 patches, six epochs by Muon prove more than 22 by Adam.
 BASE: dict[str, Any] = {
-    "epochs": EPOCHS,
+    "epochs": 6,
     "batch_size": 128,
     "validation": 0.05,
     "seed": 0,
-    "optimizer": {"name": "adam", "lr": 2e-3, "clip_norm": 8.0},
-    "learning_rate": {"name": "multistep", "milestones": [9, 11], "gamma": 0.2},
+    "optimizer": {"name": "muon", "lr": 0.016, "weight_decay": 0.2},
+    "learning_rate": {"name": "one-cycle", "initial": 1.0, "peak": 0.3, "final": 1e-3},  # constant, then linear down
     "evaluate": {"count": 1000, "attack_steps": 0},
 }
 PGD = {"name": "pgd", "steps": 8}
 
 
 def linf(eps: float, objective: dict[str, Any], *, attack: bool = False, warm: bool = True, **more: Any) -> Cell:
-    """A run at linf eps on the small network; trained at eps + 0.1, as usual on MNIST."""
+    """A run at linf eps on the small network; trained at little more than eps."""
     return {
         **BASE,
         "threat": f"linf:{eps}",
         "model": SMALL,
         "objective": objective,
-        "budget": {"name": "smooth", "start": 0.5, "end": 8, "final": (eps + 0.1) / eps},
+        "budget": {"name": "smooth", "start": 0.5, "end": 4, "final": 1.1 if eps > 0.2 else 1.2},
         **({"weights": "ibp", "regularizers": {"ibp-warmup": {}}} if warm else {}),
         **({"attack": PGD} if attack else {}),
         **more,
@@ -75,11 +76,10 @@ def linf(eps: float, objective: dict[str, Any], *, attack: bool = False, warm: b
 
 def per_at(eps: float) -> Cell:
     """PER+at as published: no random weights for intervals, and the budget itself, which it does not overshoot."""
-    objective = {"name": "per-at", "bounds": "interval", "share": 0.25, "start_epoch": 3}
+    objective = {"name": "per-at", "bounds": "interval", "share": 0.25, "start_epoch": 2}
     return {
         **linf(eps, objective, attack=True, warm=False),
-        "optimizer": {"name": "adam", "lr": 1e-3},
-        "budget": {"name": "linear", "start": 0.5, "end": 8},
+        "budget": {"name": "linear", "start": 0.5, "end": 4},
     }
 
 
@@ -108,18 +108,15 @@ def patch(size: str, epochs: int, objective: dict[str, Any], **more: Any) -> Cel
         "batch_size": 100,
         "model": {"name": "cnn-2layer"},
         "objective": objective,
-        "optimizer": {"name": "adam", "lr": 2e-3},
-        "learning_rate": {"name": "multistep", "milestones": [0.75 * epochs, 0.9 * epochs], "gamma": 0.3},
         "budget": {"name": "linear", "start": 0.5, "end": round(0.6 * epochs)},
-        "evaluate": {"count": 64, "attack_steps": 0},
+        "evaluate": {"count": 200, "attack_steps": 0},
         **more,
     }
 
 
 PATCH: dict[str, Cell] = {
-    "random-2x2": patch("2x2", 10, {"name": "patch", "places": 10}),
-    "random-2x2-long": patch("2x2", 22, {"name": "patch", "places": 10}),
-    "random-5x5": patch("5x5", 12, {"name": "patch", "places": 20}),
+    "random-2x2": patch("2x2", 8, {"name": "patch", "places": 10}),
+    "random-5x5": patch("5x5", 8, {"name": "patch", "places": 20}),
     "mini-guided-5x5": patch("5x5", 12, {"name": "patch-guided"}),
     "mini-random-5x5": patch("5x5", 12, {"name": "patch", "places": 20}),
 }
@@ -136,7 +133,6 @@ def cifar(objective: dict[str, Any], epochs: int, **more: Any) -> Cell:
         "weights": "ibp",
         "regularizers": {"ibp-warmup": {}},
         "augment": {"flip": True},
-        "learning_rate": {"name": "multistep", "milestones": [0.7 * epochs, 0.9 * epochs], "gamma": 0.2},
         "budget": {"name": "smooth", "start": 0.5, "end": round(0.5 * epochs)},
         **more,
     }
@@ -152,16 +148,15 @@ REACH: dict[str, Cell] = {
         **linf(eps, {"name": "ibp"}),
         "model": WIDE,
         "front": "threshold",
-        "epochs": 20,
-        "learning_rate": {"name": "multistep", "milestones": [13, 17], "gamma": 0.2},
+        "epochs": 16,
         "budget": {"name": "smooth", "start": 0.3, "end": 8, "final": final},
     }
-    for eps, final in ((0.3, 1.1), (0.1, 1.3))
+    for eps, final in ((0.3, 1.1), (0.1, 1.2))
 }
 # As long as a run of CTRAIN's IBP that reached 96.75 % clean and 91.48 % certified accuracy in 567 CPU seconds on such
 # a machine (a small network, 12 epochs, linf 0.1); trained for little more than the budget that counts.
 NEAR = {"name": "smooth", "start": 0.5, "end": 7, "final": 1.2}
-REACH["near-0.1"] = {**linf(0.1, {"name": "ibp"}), "budget": NEAR}
+REACH["near-0.1"] = {**linf(0.1, {"name": "ibp"}), "epochs": 12, "budget": NEAR}
 RUNS: dict[str, dict[str, Cell]] = {"linf": LINF, "reach": REACH, "patch": PATCH, "cifar": CIFAR}
 
 

@@ -39,10 +39,17 @@ def step(node: Node, intervals: list[Interval], *, sound: bool) -> Interval:
             bounds = lower + intervals[1][0], upper + intervals[1][1]
             return widen(*bounds, ulps=2) if sound else bounds
         case ops.Reshape():
+            for bound in (lower, upper):
+                if bound.requires_grad and bound.ndim == 4 and bound.stride(1) == 1 < bound.shape[1]:
+                    bound.register_hook(_channels_last)  # a gradient that lies otherwise than its map is slow to use
             return lower.reshape(-1, *node.shape), upper.reshape(-1, *node.shape)
         case ops.Concat():
             return torch.cat([i[0] for i in intervals], node.op.dim), torch.cat([i[1] for i in intervals], node.op.dim)
     raise UnsupportedError(f"layer '{node.name}': interval bounds have no rule for {type(node.op).__name__}")
+
+
+def _channels_last(gradient: Tensor) -> Tensor:
+    return gradient.contiguous(memory_format=torch.channels_last)
 
 
 def widen(lower: Tensor, upper: Tensor, *, ulps: int) -> Interval:
@@ -69,10 +76,13 @@ def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Inte
     before the product with |A|, the bias likewise, and everything by the factor 1 + 4 g for that product itself.
     """
     centre = (lower + upper) / 2
-    middle = op.apply(centre)
     if not sound:
-        spread = op.apply_abs((upper - lower) / 2)
+        radius = (upper - lower) / 2
+        if lower.ndim == 4 and lower.stride(1) == 1:  # which is lost in the sums of grey images
+            centre, radius = ops.channels_last(centre), ops.channels_last(radius)
+        middle, spread = op.apply(centre), op.apply_abs(radius)
     else:
+        middle = op.apply(centre)
         g, u = gamma(op.terms, lower.dtype), unit(lower.dtype)
         extra, grow = 2 * g + 16 * u, 1 + 4 * g
         radius = torch.add((upper - lower) * (0.5 * (1 + extra) * grow), centre.abs(), alpha=extra * grow)

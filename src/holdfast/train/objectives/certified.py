@@ -9,6 +9,7 @@ kappa and beta move with the budget: from their start while it is zero to their 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from holdfast.bounds import interval, linear
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.linear import Relaxation
-from holdfast.bounds.ops import Graph
+from holdfast.bounds.ops import Graph, channels_last
 from holdfast.bounds.region import BALLS, Region, region
 from holdfast.bounds.slopes import (
     LowerSlopes,
@@ -44,6 +45,7 @@ Rule = Literal["adaptive", "chord", "random", "bernoulli"]
 
 def interval_bound(graph: Graph, r: Region, y: Tensor) -> tuple[Tensor, Relaxation]:
     """Margins by intervals, the last layer merged with the differences."""
+    r = replace(r, lower=channels_last(r.lower), upper=channels_last(r.upper))
     relaxed = linear.relaxation(Graph(graph.nodes[:-1]), r, slopes=None, hidden=False, sound=False)
     return interval.margins(graph, relaxed.intervals, y, sound=False), relaxed
 
@@ -96,6 +98,7 @@ def certified_loss(
         bound: of the margins.
         use_logits: False if the loss looks at the margins alone; the logits then come without gradients.
     """
+    x = channels_last(x) if bound is interval_bound else x  # backward passes want planes
     graph, logits = trace_batch(model, x, use_logits=use_logits or threat.budget == 0)
     if threat.budget == 0:
         return cross_entropy(logits, y, reduction="none"), logits, logits.gather(1, y[:, None]) - logits, None
