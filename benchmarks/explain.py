@@ -39,6 +39,7 @@ from holdfast.data import Dataset
 from holdfast.explain import PUBLISHED, BoundarySearch
 from holdfast.explain.boundary import nearest_boundary
 from holdfast.explain.exact import exact_boundary
+from holdfast.explain.local import BLOCK, noise_blocks
 from holdfast.explain.locality import METHODS, SCORES, Mean, mean_of, protocol
 from holdfast.explain.stability import alignment
 from holdfast.explain.trust import setting_for
@@ -90,7 +91,7 @@ def make_task(tool: str, kind: str, model: nn.Module, x: Tensor, y: Tensor) -> C
 def same_noise(x: Tensor) -> Callable[..., Tensor]:
     """In place of `torch.normal`, so that Captum draws the numbers that Holdfast draws."""
     noise = Noise.for_batch(0, len(x))
-    draws = torch.stack([noise.fork(k).normal(x.shape[1:]) for k in range(STEPS)], 1).flatten(0, 1)
+    draws = noise_blocks(noise, slice(0, -(-STEPS // BLOCK)), x)[:, :STEPS].flatten(0, 1)
     return lambda mean, deviation: draws * deviation
 
 

@@ -8,7 +8,12 @@ from holdfast.random import Noise
 def test_draws_belong_to_the_input_not_to_the_batch():
     noise = Noise.for_batch(7, 10)
     chosen = torch.tensor([3, 8])
-    for draw in (lambda n: n.uniform((2, 3)), lambda n: n.normal((4,)), lambda n: n.integers(5, (6,))):
+    for draw in (
+        lambda n: n.uniform((2, 3)),
+        lambda n: n.normal((4,)),
+        lambda n: n.integers(5, (6,)),
+        lambda n: n.generated_normal((20,)),
+    ):
         assert torch.equal(draw(noise)[chosen], draw(noise[chosen]))
 
 
@@ -27,7 +32,10 @@ def test_seeds_streams_and_inputs_differ():
 def test_distributions(dtype):
     noise = Noise.for_batch(0, 200)
     uniform, normal = noise.uniform((100,), dtype), noise.normal((100,), dtype)
-    assert uniform.dtype == normal.dtype == dtype
+    generated = noise.generated_normal((100,), dtype)
+    assert uniform.dtype == normal.dtype == generated.dtype == dtype
+    assert stats.kstest(generated.flatten().numpy(), "norm").pvalue > 1e-3
+    assert not torch.equal(generated, noise.fork(0).generated_normal((100,), dtype))
     assert 0 < uniform.min() < uniform.max() < 1
     assert stats.kstest(uniform.flatten().double().numpy(), "uniform").pvalue > 0.01
     assert stats.kstest(normal.flatten().double().numpy(), "norm").pvalue > 0.01

@@ -87,8 +87,8 @@ class Noise:
         """Uniform on (0, 1), both ends excluded, shape (B, *shape)."""
         if (parts := self._parts(shape)) is not None:
             return torch.cat([part.uniform(shape, dtype) for part in parts])
-        digits = 52 if dtype == torch.float64 else 23
-        top = _shift_right(self.bits(shape), 64 - digits).to(torch.float64)
+        digits, wide = (52, torch.float64) if dtype == torch.float64 else (23, torch.float32)
+        top = _shift_right(self.bits(shape), 64 - digits).to(wide)
         return top.add_(0.5).mul_(2.0**-digits).to(dtype)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -97,6 +97,17 @@ class Noise:
             return torch.cat([part.normal(shape, dtype) for part in parts])
         u = self.uniform(shape, torch.float64)
         return u.mul_(2).sub_(1).erfinv_().mul_(math.sqrt(2)).to(dtype)
+
+    def generated_normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard normal, shape (B, *shape), from a generator of its own for each input.
+
+        For some hundred numbers and more this is several times as quick as `normal`, but it differs between devices.
+        """
+        generator = torch.Generator(device=self.index.device)
+        z = torch.empty(len(self), *shape, dtype=dtype, device=self.index.device)
+        for row, seed in zip(z, (self.bits((1,))[:, 0] & 0xFFFFFFFF).tolist(), strict=True):
+            row.normal_(generator=generator.manual_seed(seed))  # of which a CPU uses 32 bits
+        return z
 
     def integers(self, high: int | Tensor, shape: Sequence[int] = ()) -> Tensor:
         """Uniform on 0 ... high-1, int64, shape (B, *shape)."""

@@ -9,6 +9,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.errors import InputError, UnsupportedError
+from holdfast.explain.local import noise_blocks
 from holdfast.random import Noise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Captum warns where it sets requires_grad by itself
@@ -51,7 +52,7 @@ def test_saliency_and_smoothgrad_are_captums(attr, task, monkeypatch):
     ours = hf.explain(model, x, y, "saliency").attribution
     torch.testing.assert_close(ours, attr.Saliency(model).attribute(x, target=y, abs=False), rtol=0, atol=1e-5)
     noise = Noise.for_batch(0, 4)
-    draws = torch.stack([noise.fork(k).normal(x.shape[1:]) for k in range(6)], 1).flatten(0, 1)
+    draws = noise_blocks(noise, slice(0, 1), x)[:, :6].flatten(0, 1)
     monkeypatch.setattr(torch, "normal", lambda mean, deviation: draws * deviation)
     tool = attr.NoiseTunnel(attr.Saliency(model))
     theirs = tool.attribute(x, nt_samples=6, stdevs=0.15, target=y, abs=False)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from holdfast.errors import InputError
 from holdfast.explain.quantity import Setting, gradients_at, pieces
+from holdfast.random import Noise
 from holdfast.registry import register
 from holdfast.results import Explanation
 
@@ -59,6 +60,16 @@ def input_x_gradient(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -
     return without_error(x * slope, values, slope, describe(y, setting, "input x gradient"), 1)
 
 
+BLOCK = 10
+"""Draws that come from one generator: the noise of an input depends neither on the batch nor on the number of draws."""
+
+
+def noise_blocks(noise: Noise, blocks: slice, x: Tensor) -> Tensor:
+    """Standard normal noise for the inputs x (B, ...) in those blocks of draws, shape (B, draws, ...)."""
+    numbers = range(blocks.start, blocks.stop)
+    return torch.cat([noise.fork(k).generated_normal((BLOCK, *x.shape[1:]), x.dtype) for k in numbers], 1)
+
+
 @register(
     "explain",
     "smoothgrad",
@@ -79,13 +90,13 @@ def smoothgrad(
     if not sigma > 0 or samples < 1:
         raise InputError(f"smoothgrad needs sigma > 0 and samples >= 1, got {sigma} and {samples}")
     slope, values = torch.zeros_like(x), x.new_zeros(len(x))
-    for part, draws in pieces(len(x), samples, setting.chunk):
-        noise = setting.noise[part]
-        e = torch.stack([noise.fork(k).normal(x.shape[1:], x.dtype) for k in range(draws.start, draws.stop)])
-        points = x[part] + sigma * (setting.high - setting.low) * e
-        gradient, value = gradients_at(model, points.flatten(0, 1), y[part].repeat(len(e)), setting)
-        slope[part] += gradient.view_as(e).sum(0)
-        values[part] += value.view(len(e), -1).sum(0)
+    for part, blocks in pieces(len(x), -(-samples // BLOCK), max(1, setting.chunk // BLOCK)):
+        points = noise_blocks(setting.noise[part], blocks, x[part])[:, : samples - BLOCK * blocks.start]
+        points.mul_(sigma * (setting.high - setting.low)).add_(x[part, None])
+        count = points.shape[1]
+        gradient, value = gradients_at(model, points.flatten(0, 1), y[part].repeat_interleave(count), setting)
+        slope[part] += gradient.view_as(points).sum(1)
+        values[part] += value.view(-1, count).sum(1)
     slope /= samples
     how = f"gradient averaged over {samples} draws of noise {sigma:g}"
     return without_error(slope, values, slope, describe(y, setting, how), samples)
