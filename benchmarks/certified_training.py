@@ -116,7 +116,7 @@ def patch(size: str, epochs: int, objective: dict[str, Any], **more: Any) -> Cel
 
 PATCH: dict[str, Cell] = {
     "random-2x2": patch("2x2", 8, {"name": "patch", "places": 10}),
-    "random-5x5": patch("5x5", 8, {"name": "patch", "places": 20}),
+    "random-5x5": patch("5x5", 14, {"name": "patch", "places": 20}),
     "mini-guided-5x5": patch("5x5", 12, {"name": "patch-guided"}),
     "mini-random-5x5": patch("5x5", 12, {"name": "patch", "places": 20}),
 }
@@ -149,11 +149,20 @@ REACH: dict[str, Cell] = {
         **linf(eps, {"name": "ibp"}),
         "model": WIDE,
         "front": "threshold",
-        "epochs": 12,
+        "epochs": epochs,
         "optimizer": {"name": "muon", "lr": 0.008, "weight_decay": 0.2},  # at 0.016 it collapsed
         "budget": {"name": "smooth", "start": 0.3, "end": 6, "final": final},
     }
-    for eps, final in ((0.3, 1.1), (0.1, 1.2))
+    for eps, epochs, final in ((0.3, 12, 1.1), (0.1, 20, 1.05))
+}
+# A small share of the interval bound leaves the proofs to tighter bounds. Six epochs, 2,000 held-out images, verified
+# error by the best bound: alpha 0.05 on the small network 3.9 %, 0.01 3.5 %; 0.05 on this one 2.6 %.
+REACH["share-0.1"] = {
+    **linf(0.1, {"name": "mtl-ibp", "alpha": 0.05}),
+    "model": {"name": "cnn", "layers": [[16, 4, 2, 1], [32, 4, 2, 1]], "hidden": [100]},
+    "attack": {"name": "pgd", "steps": 5},
+    "epochs": 16,
+    "budget": {"name": "smooth", "start": 0.5, "end": 8, "final": 1.1},
 }
 # As long as a run of CTRAIN's IBP that reached 96.75 % clean and 91.48 % certified accuracy in 567 CPU seconds on such
 # a machine (a small network, 12 epochs, linf 0.1); trained for little more than the budget that counts.
@@ -241,19 +250,23 @@ def run_linf(part: str, key: str, data: Dataset, models: Path, folder: Path) -> 
     store(folder, part, key, cell)
 
 
-def run_patch(key: str, data: Dataset, models: Path, folder: Path, count: int = 2000) -> None:
-    """Trains one model against patches and proves it at all places; keys with "mini" on the embedded data."""
+def run_patch(key: str, data: Dataset, models: Path, folder: Path) -> None:
+    """Trains one model against patches and proves it at all places; keys with "mini" on the embedded data.
+
+    On the whole test set: the first 2,000 digits are harder than the rest, by 4 points for 2x2 and 6 for 5x5.
+    """
     recipe, others = PATCH[key], Neighbours()
     data = hf.load_data("mnist-mini") if key.startswith("mini") else data
     model, seconds, epochs = train(key, recipe, data, models)
-    x, y = data.test.x[:count], data.test.y[:count]
-    proved = hf.certify(model.eval(), x, y, hf.threat(recipe["threat"]), "patch").certified
+    x, y, threat = data.test.x, data.test.y, hf.threat(recipe["threat"])
+    parts = zip(x.split(500), y.split(500), strict=True)
+    proved = torch.cat([hf.certify(model.eval(), a, b, threat, "patch", early=True).certified for a, b in parts])
     cell = {
         "objective": recipe["objective"],
         "threat": recipe["threat"],
-        "clean": round(100 * float((model(data.test.x).argmax(1) == data.test.y).double().mean()), 2),
+        "clean": round(100 * float((model(x).argmax(1) == y).double().mean()), 2),
         "certified": round(100 * float(proved.double().mean()), 2),
-        "inputs": count,
+        "inputs": len(x),
         "epochs": epochs,
         "train_cpu_seconds": round(seconds),
         "others": others.cores(),

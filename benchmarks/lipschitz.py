@@ -118,7 +118,12 @@ CIFAR: dict[str, Cell] = {
     "6c2f": cifar({"name": "6c2f-minmax"}, 12, learning_rate=FALL),
     "6c2f-half": cifar({"name": "6c2f-minmax", "layers": HALF, "hidden": [256]}, 24),
     "liresnet-l4w32": cifar({"name": "liresnet", "depth": 4, "width": 32, "neck": 256}, 10),
-    "liresnet-l4w64": cifar({"name": "liresnet", "depth": 4, "width": 64, "neck": 512}, 24),
+    # Four epochs of width 16, 1,500 held-out images: 50.9 % verified for the budget itself, 51.0 % for 1.5 times of it.
+    "liresnet-l4w64": cifar(
+        {"name": "liresnet", "depth": 4, "width": 64, "neck": 512},
+        18,
+        budget={"name": "linear", "end": 6, "final": 1.2},
+    ),
 }
 RUNS: dict[str, dict[str, Cell]] = {"mnist": MNIST, "cifar": CIFAR}
 

@@ -12,7 +12,7 @@ from holdfast.attacks import thin
 from holdfast.attacks.gradients import frozen, input_gradient
 from holdfast.attacks.losses import cross_entropy
 from holdfast.attacks.pgd import pgd
-from holdfast.attacks.thin import FoldedConvolution, conv2d
+from holdfast.attacks.thin import FoldedConvolution, TurnedConvolution, conv2d
 
 GEOMETRIES = [
     {"stride": 2, "padding": 1},
@@ -143,6 +143,35 @@ def test_every_geometry_has_the_gradient_of_torch(kernel, stride, padding, dilat
     (theirs,) = torch.autograd.grad(F.conv2d(x, weight, None, stride, padding, dilation), x, upstream)
     assert ours.shape == theirs.shape
     assert torch.allclose(ours, theirs)
+
+
+@given(st.tuples(*[st.integers(1, 5)] * 2), st.tuples(*[st.integers(0, 4)] * 2), st.integers(5, 9), st.integers(1, 3))
+def test_a_turned_kernel_has_the_gradient_of_torch(kernel, padding, size, batch):
+    padding = tuple(min(pad, width - 1) for pad, width in zip(padding, kernel, strict=True))
+    x = torch.randn(batch, 5, size, size + 1, dtype=torch.float64, requires_grad=True)
+    weight, bias = torch.randn(3, 5, *kernel, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    out = TurnedConvolution.apply(x, weight, bias, padding)
+    assert torch.equal(out, F.conv2d(x, weight, bias, padding=padding))
+    upstream = torch.randn_like(out)
+    (ours,) = torch.autograd.grad(out, x, upstream)
+    (theirs,) = torch.autograd.grad(F.conv2d(x, weight, bias, padding=padding), x, upstream)
+    assert torch.allclose(ours, theirs)
+
+
+def test_kernels_are_turned_only_where_the_gradient_is_the_same():
+    def turned(weight, x, **geometry):
+        return "Turned" in type(conv2d(x.requires_grad_(True), weight, **geometry).grad_fn).__name__
+
+    weight, x = torch.randn(8, 16, 4, 4), torch.rand(2, 16, 9, 9)
+    assert turned(weight, x, padding=1)
+    assert turned(weight, x, padding=(0, 3))
+    assert not turned(weight, x, padding=4)
+    assert not turned(weight, x, stride=2)
+    assert not turned(weight, x, dilation=2)
+    assert not turned(weight[..., :3, :3], x, padding="same")
+    assert not turned(weight.double(), x.double())
+    assert not turned(weight.clone().requires_grad_(True), x)
+    assert not turned(torch.randn(8, 8, 4, 4), x, groups=2)
 
 
 def test_an_empty_batch_is_left_to_torch():

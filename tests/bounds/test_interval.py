@@ -8,7 +8,7 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.bounds import interval
+from holdfast.bounds import fused, interval
 from holdfast.bounds.graph import trace
 from holdfast.bounds.rounding import gamma
 from holdfast.errors import HoldfastError, UnsupportedError
@@ -173,3 +173,14 @@ def test_overflow_is_an_error_for_bounds_and_no_certificate():
     with pytest.raises(HoldfastError, match="overflowed"):
         hf.bounds(model, x, hf.Linf(0.5), "ibp")
     assert not hf.certify(model, x, torch.tensor([0]), hf.Linf(0.5), "ibp").certified.item()
+
+
+@pytest.mark.parametrize("function", [fused.halves, fused.ends])
+def test_pairs_in_few_passes_have_the_gradients_of_plain_sums(function):
+    torch.manual_seed(0)
+    a, b = (torch.rand(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    plain = {fused.halves: lambda a, b: ((a + b) / 2, (b - a) / 2), fused.ends: lambda a, b: (a - b, a + b)}[function]
+    for ours, theirs in zip(function(a, b), plain(a, b), strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-15)
+    assert torch.autograd.gradcheck(function, (a, b))
+    assert torch.autograd.gradgradcheck(function, (a, b))

@@ -1,6 +1,7 @@
-"""Convolutions of one to four channels, with a gradient for the input that is fast on a CPU.
+"""Convolutions with a gradient for the input that is fast on a CPU: of one to four channels, and with kernels of 4x4.
 
-oneDNN works on blocks of eight channels, so that the gradient for a grey image costs it eight times what it should.
+oneDNN works on blocks of eight channels, so that the gradient for a grey image costs it eight times what it should. And
+with an even kernel it is quicker at a convolution with the kernel turned round than at the gradient, which is the same.
 """
 
 import inspect
@@ -48,6 +49,27 @@ class FoldedConvolution(torch.autograd.Function):
         chunks = gradients[0].split(max(1, CACHE // size))
         parts = [_interleave(chunk, taps, ctx.shape[-2:], _pair(padding)) for chunk in chunks]
         return torch.cat(parts), None, None, None, None, None
+
+
+class TurnedConvolution(torch.autograd.Function):
+    """conv2d at stride 1 with constant weights; the gradient for its input is a convolution with the kernel turned."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
+        return F.conv2d(x, weight, bias, padding=padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.padding = _pair(inputs[3])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        around = [size - 1 - pad for size, pad in zip(weight.shape[2:], ctx.padding, strict=True)]
+        return F.conv2d(gradients[0], weight.transpose(0, 1).flip(2, 3), padding=around), None, None, None
 
 
 def _add_up(columns: Tensor, shape: torch.Size, dilation: Any, padding: Any) -> Tensor:
@@ -113,7 +135,8 @@ def _cut(pixels: Tensor, size: torch.Size, padding: tuple[int, int]) -> Tensor:
 
 
 # `apply` asks for the signature at every call; read once, it takes a third of the time.
-FoldedConvolution.forward.__signature__ = inspect.signature(FoldedConvolution.forward)  # type: ignore[attr-defined]
+for _forward in (FoldedConvolution.forward, TurnedConvolution.forward):
+    _forward.__signature__ = inspect.signature(_forward)  # type: ignore[union-attr]
 
 
 def conv2d(
@@ -125,7 +148,7 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """As torch's, but where the weights are constant and the input has one to four channels, with the fast gradient."""
+    """As torch's, but where the weights are constant, with the fast gradient of this file if there is one."""
     constant = not weight.requires_grad and (bias is None or not bias.requires_grad)
     by_onednn = input.device.type == "cpu" and input.dtype == torch.float32
     # The columns of the product then take little more memory than the layer's output, and the fold does not lose what
@@ -136,4 +159,9 @@ def conv2d(
     if input.requires_grad and constant and by_onednn and thin and plain:
         folded: Tensor = FoldedConvolution.apply(input, weight, bias, stride, padding, dilation)  # type: ignore[no-untyped-call]
         return folded
+    even = tuple(weight.shape[2:]) == (4, 4) and 4 < weight.shape[1] <= 16 and not strided and dilation in _ONE
+    if input.requires_grad and constant and by_onednn and plain and even and max(_pair(padding)) < 4:
+        # 16 to 32 channels, maps of 12x12 to 32x32: 0.7 to 0.8 of the time; with more channels, or 3x3, no gain.
+        turned: Tensor = TurnedConvolution.apply(input, weight, bias, padding)  # type: ignore[no-untyped-call]
+        return turned
     return F.conv2d(input, weight, bias, stride, padding, dilation, groups)

@@ -10,6 +10,56 @@ from torch import Tensor
 from torch.autograd import Function
 
 
+class _Halves(Function):
+    """See `halves`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        centre = torch.lerp(lower, upper, 0.5)
+        return centre, centre - lower
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        upper = torch.lerp(g, h, 0.5)
+        return upper - h, upper
+
+
+def halves(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The centre and the radius of boxes: (lower + upper) / 2 and (upper - lower) / 2, each in one pass."""
+    centre, radius = _Halves.apply(lower, upper)  # type: ignore[no-untyped-call]
+    return centre, radius
+
+
+class _Ends(Function):
+    """See `ends`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(middle: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        return middle - spread, middle + spread
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return h + g, h - g
+
+
+def ends(middle: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends of boxes: middle - spread and middle + spread, of one shape."""
+    lower, upper = _Ends.apply(middle, spread)  # type: ignore[no-untyped-call]
+    return lower, upper
+
+
 class _Bend(Function):
     """See `bend`."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.bounds import ops
+from holdfast.bounds.fused import ends, halves
 from holdfast.bounds.ops import Graph, Node
 from holdfast.bounds.rounding import gamma, underflow, unit
 from holdfast.errors import UnsupportedError
@@ -60,9 +61,9 @@ def widen(lower: Tensor, upper: Tensor, *, ulps: int) -> Interval:
 
 def centre_radius(lower: Tensor, upper: Tensor, *, sound: bool) -> Interval:
     """A centre and a radius such that [lower, upper] lies within centre -+ radius, in real arithmetic if sound."""
-    centre = (lower + upper) / 2
     if not sound:
-        return centre, (upper - lower) / 2
+        return halves(lower, upper)
+    centre = (lower + upper) / 2
     radius = torch.maximum(upper - centre, centre - lower)
     return centre, radius * (1 + 4 * unit(lower.dtype))
 
@@ -75,18 +76,17 @@ def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Inte
     the product, u (|A| |c| + |b| + spread). All of it is covered by enlarging the radius by (2 g + 16 u) (|c| + r)
     before the product with |A|, the bias likewise, and everything by the factor 1 + 4 g for that product itself.
     """
-    centre = (lower + upper) / 2
     if not sound:
-        radius = (upper - lower) / 2
+        centre, radius = halves(lower, upper)
         if lower.ndim == 4 and lower.stride(1) == 1:  # which is lost in the sums of grey images
             centre, radius = ops.channels_last(centre), ops.channels_last(radius)
-        middle, spread = op.apply(centre), op.apply_abs(radius)
-    else:
-        middle = op.apply(centre)
-        g, u = gamma(op.terms, lower.dtype), unit(lower.dtype)
-        extra, grow = 2 * g + 16 * u, 1 + 4 * g
-        radius = torch.add((upper - lower) * (0.5 * (1 + extra) * grow), centre.abs(), alpha=extra * grow)
-        spread = op.apply_abs(radius, extra * grow, underflow(op.terms, lower.dtype))
+        return ends(op.apply(centre), op.apply_abs(radius))
+    centre = (lower + upper) / 2
+    middle = op.apply(centre)
+    g, u = gamma(op.terms, lower.dtype), unit(lower.dtype)
+    extra, grow = 2 * g + 16 * u, 1 + 4 * g
+    radius = torch.add((upper - lower) * (0.5 * (1 + extra) * grow), centre.abs(), alpha=extra * grow)
+    spread = op.apply_abs(radius, extra * grow, underflow(op.terms, lower.dtype))
     return middle - spread, middle + spread
 
 
