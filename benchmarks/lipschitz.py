@@ -77,8 +77,9 @@ MNIST: dict[str, Cell] = {
         "objective": {"name": "gloro", "loss": "ramp", "steepness": 6.0, "steps": 1},
         "budget": {"name": "linear", "end": 6},
     },
+    # By Adam, in batches of 32 and six epochs, BCP proved 36.1 % in 50 CPU minutes.
     "bcp-1.58": {
-        **SMALL_STEPS,
+        **MUON,
         "threat": "l2:1.58",
         "epochs": 6,
         "model": {"name": "4c3f"},
@@ -86,7 +87,7 @@ MNIST: dict[str, Cell] = {
         "budget": {"name": "linear", "start": 0.25, "end": 3},
     },
     "lmt-1.58": {
-        **SMALL_STEPS,
+        **MUON,
         "threat": "l2:1.58",
         "epochs": 6,
         "model": {"name": "4c3f"},
