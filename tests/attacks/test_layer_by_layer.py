@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.attacks.gradients import _finite, frozen, input_gradient, logits_of, well_laid_out
+from holdfast.attacks.gradients import _better_as_maps, _finite, frozen, input_gradient, logits_of, well_laid_out
 from holdfast.attacks.losses import cross_entropy
 from holdfast.checks import check_model, check_place, modules_in
 
@@ -75,6 +75,25 @@ def test_maps_lie_channels_last_only_where_it_pays_and_every_layer_is_known():
     assert not asked(nn.Sequential(), x)
     assert not asked(nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU()), x[:, :1])
     assert not asked(nn.Sequential(nn.ReLU()), x)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 6])
+def test_dense_layers_behind_maps_see_them_in_their_own_order(batch):
+    model, x, y = rgb(), torch.rand(batch, 3, 8, 8), torch.arange(batch) % 5
+    maps = model[:-2](well_laid_out(model, x))
+    assert _better_as_maps(model[-2], model[-1], maps) == (2 * batch > 5)
+    assert not _better_as_maps(nn.Flatten(2), model[-1], maps)
+    assert not _better_as_maps(model[-2], model[-1], maps.contiguous())
+    ours, whole = (input_gradient(m, x, y, cross_entropy) for m in (model, Whole(model)))
+    for a, b in zip(ours, whole, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_padding_that_is_not_zero_is_left_to_the_layer():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten()).eval()
+    x, y = torch.rand(4, 3, 8, 8), torch.arange(4)
+    assert torch.equal(logits_of(model, x), model(x))
+    assert torch.equal(input_gradient(model, x, y, cross_entropy)[2], model(x))
 
 
 def test_a_gradient_lies_as_its_images():

@@ -120,9 +120,16 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
         return mode.logits_of(output)
     x, layers, kinds = well_laid_out(model, x), tuple(model), _kinds(model)
     before: type[nn.Module] = nn.Module
-    for layer, kind in zip(layers, kinds, strict=True):
-        if kind is nn.ReLU and before in (nn.Conv2d, nn.Linear):
+    as_maps = False
+    for i, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
+        if as_maps:
+            x, as_maps = _dense_on_maps(layer, x), False
+        elif kind is nn.ReLU and before in (nn.Conv2d, nn.Linear):
             x = x.relu_()  # saves a map, of which large ones cost a way to the memory and back
+        elif kind is nn.Flatten and kinds[i + 1 : i + 2] == [nn.Linear] and _better_as_maps(layer, layers[i + 1], x):
+            as_maps = True
+        elif kind is nn.Conv2d and layer.padding_mode == "zeros":
+            x = _convolved(layer, x)
         elif kind in _PLAIN:
             if kind is nn.Flatten and x.requires_grad and x.ndim == 4 and not x.is_contiguous():
                 x.register_hook(_channels_last)  # a gradient that lies otherwise than its map is slow to use
@@ -132,6 +139,25 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
                 x = layer(x)
         before = kind
     return mode.logits_of(x)
+
+
+def _convolved(layer: Any, x: Tensor) -> Tensor:
+    weight = layer.weight
+    if x.ndim == 4 and x.stride(1) == 1 < x.shape[1]:
+        weight = _channels_last(weight)  # once, also for the way back; oneDNN takes longer to lay out weights itself
+    return conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def _better_as_maps(flatten: Any, dense: Any, x: Tensor) -> bool:
+    """Whether it takes less to reorder the weights of a dense layer than its inputs, maps with channels last, twice."""
+    whole = (flatten.start_dim, flatten.end_dim) == (1, -1) and x.ndim == 4 and not x.is_contiguous()
+    return bool(whole and x.stride(1) == 1 < x.shape[1] and dense.out_features < 2 * len(x))
+
+
+def _dense_on_maps(layer: Any, x: Tensor) -> Tensor:
+    """The dense layer on maps (B, C, H, W) with channels last, which need not be moved to be flattened."""
+    weight = layer.weight.unflatten(1, x.shape[1:]).permute(0, 2, 3, 1).flatten(1)
+    return F.linear(x.permute(0, 2, 3, 1).flatten(1), weight, layer.bias)
 
 
 def _hooked(module: nn.Module) -> bool:
