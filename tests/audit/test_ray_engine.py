@@ -55,7 +55,7 @@ def log_of(folder):
     return [(int(pid), float(value), int(threads)) for pid, value, threads in map(str.split, lines)]
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=180):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -188,11 +188,13 @@ def test_a_worker_killed_in_the_middle_changes_nothing(engine, tmp_path):
     killed = []
 
     def kill():
-        wait_for(lambda: len(log_of(tmp_path)) == 2)
-        killed.append(log_of(tmp_path)[0])
-        os.kill(killed[0][0], signal.SIGKILL)  # a process that Ray started for this test
-        wait_for(lambda: len(log_of(tmp_path)) == 3)
-        gate.unlink()
+        try:
+            wait_for(lambda: len(log_of(tmp_path)) == 2)
+            killed.append(log_of(tmp_path)[0])
+            os.kill(killed[0][0], signal.SIGKILL)  # a process that Ray started for this test
+            wait_for(lambda: len(log_of(tmp_path)) == 3)
+        finally:
+            gate.unlink()  # else the workers, and so this test, would wait for ever
 
     killer = threading.Thread(target=kill)
     killer.start()
