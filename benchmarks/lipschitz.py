@@ -119,11 +119,15 @@ CIFAR: dict[str, Cell] = {
     "6c2f": cifar({"name": "6c2f-minmax"}, 12, learning_rate=FALL),
     "6c2f-half": cifar({"name": "6c2f-minmax", "layers": HALF, "hidden": [256]}, 24),
     "liresnet-l4w32": cifar({"name": "liresnet", "depth": 4, "width": 32, "neck": 256}, 10),
-    # Four epochs of width 16, 1,500 held-out images: 50.9 % verified for the budget itself, 51.0 % for 1.5 times of it.
+    # Four epochs of width 16, 1,500 held-out images: 50.9 % verified for the budget itself, 51.0 % for 1.5 times of it,
+    # 51.1 % without crops. Muon's steps grow with the width in the spectral norm: half the rate for the fourfold width.
+    # At 0.008, with crops and 1.2 times the budget, 18 epochs of this one proved 55.1 % of the test set in float64.
     "liresnet-l4w64": cifar(
         {"name": "liresnet", "depth": 4, "width": 64, "neck": 512},
-        18,
-        budget={"name": "linear", "end": 6, "final": 1.2},
+        22,
+        augment={"flip": True},
+        optimizer={"name": "muon", "lr": 4e-3, "weight_decay": 0.5},
+        budget={"name": "linear", "end": 3},
     ),
 }
 RUNS: dict[str, dict[str, Cell]] = {"mnist": MNIST, "cifar": CIFAR}

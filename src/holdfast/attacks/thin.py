@@ -48,7 +48,8 @@ class FoldedConvolution(torch.autograd.Function):
         size = math.prod(taps.shape[:5]) * gradients[0].shape[2] * gradients[0].shape[3]
         chunks = gradients[0].split(max(1, CACHE // size))
         parts = [_interleave(chunk, taps, ctx.shape[-2:], _pair(padding)) for chunk in chunks]
-        return torch.cat(parts), None, None, None, None, None
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole, None, None, None, None, None
 
 
 class TurnedConvolution(torch.autograd.Function):
@@ -105,16 +106,15 @@ def _by_phase(weight: Tensor, s: int, t: int) -> Tensor:
 def _interleave(gradient: Tensor, taps: Tensor, size: torch.Size, padding: tuple[int, int]) -> Tensor:
     """The gradient for the input (B, C, *size) of a strided convolution, from that for its output (B, out, h, w).
 
-    One matrix product for all inputs, whose results still lie in the cache when they are added up.
+    A matrix product for each input, whose results still lie in the cache when they are added up.
     """
-    (rows, columns), phases, (batch, channels, height, width) = taps.shape[:2], taps.shape[2:5], gradient.shape
-    flat = gradient.transpose(0, 1).reshape(channels, -1)
-    moved = (taps.flatten(0, 4) @ flat).view(rows, columns, -1, batch, height, width)
-    total = gradient.new_zeros(moved.shape[2], batch, height + rows - 1, width + columns - 1)
+    (rows, columns), phases, (batch, _, height, width) = taps.shape[:2], taps.shape[2:5], gradient.shape
+    moved = (taps.flatten(0, 4) @ gradient.flatten(2)).view(batch, rows, columns, -1, height, width)
+    total = gradient.new_zeros(batch, moved.shape[3], height + rows - 1, width + columns - 1)
     for q in range(rows):
         for u in range(columns):
-            total[:, :, q : q + height, u : u + width] += moved[q, u]
-    return _cut(total.unflatten(0, phases).permute(3, 0, 4, 1, 5, 2).flatten(4).flatten(2, 3), size, padding)
+            total[:, :, q : q + height, u : u + width] += moved[:, q, u]
+    return _cut(total.unflatten(1, phases).permute(0, 1, 4, 2, 5, 3).flatten(4).flatten(2, 3), size, padding)
 
 
 def _shuffle(gradient: Tensor, taps: Tensor, size: torch.Size, padding: tuple[int, int]) -> Tensor:

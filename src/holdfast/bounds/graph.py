@@ -56,7 +56,7 @@ def trace(model: nn.Module, x: Tensor) -> Graph:
     return graph
 
 
-def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True) -> tuple[Graph, Tensor]:
+def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True, unroll: bool = False) -> tuple[Graph, Tensor]:
     """The graph of `model` as it is on this batch, and the logits of the batch, both with gradients: for training.
 
     Translating evaluates the network on x, so the logits come for free. Batch norm in training mode is folded with the
@@ -67,6 +67,7 @@ def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True) -> tupl
         model: from (B, ...) to logits (B, K), in training or eval mode.
         x: inputs (B, ...).
         use_logits: False if no loss looks at the logits: they then come without gradients, where the graph allows it.
+        unroll: True for a domain that knows `ops.Unroll`, which is used where it saves time.
     """
     if model not in _TRACED:
         reuse_blocks()
@@ -74,7 +75,7 @@ def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True) -> tupl
     # The operations hold the weights, with their gradients; only batch norm in training is computed from what came
     # before it.
     needed = use_logits or any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.training for m in model.modules())
-    return Translator(_TRACED[model], batch=True, gradients=needed).translate(x)
+    return Translator(_TRACED[model], batch=True, gradients=needed, unroll=unroll).translate(x)
 
 
 _TRACED: WeakKeyDictionary[nn.Module, fx.GraphModule] = WeakKeyDictionary()
@@ -115,15 +116,18 @@ class Translator(fx.Interpreter):
     """Walks a traced module with example values and collects operations for all that depends on the input.
 
     With `batch` the examples are a real batch, whose statistics batch norm in training mode takes; with `gradients`
-    they carry gradients.
+    they carry gradients; with `unroll`, maps may be flattened in their order in memory.
     """
 
-    def __init__(self, traced: fx.GraphModule, *, batch: bool = False, gradients: bool = False) -> None:
+    def __init__(
+        self, traced: fx.GraphModule, *, batch: bool = False, gradients: bool = False, unroll: bool = False
+    ) -> None:
         super().__init__(traced, garbage_collect_values=False)
-        self.batch, self.gradients = batch, gradients
+        self.batch, self.gradients, self.unroll = batch, gradients, unroll
         self.extra_traceback = False  # our own message names the layer
         self.nodes: list[Node] = []
         self.current = "input"
+        self.users: list[Any] = []  # the modules that take the value of the current node
 
     def translate(self, example: Tensor) -> tuple[Graph, Tensor]:
         """The graph for inputs like `example` (BATCH, ...), and their logits."""
@@ -137,6 +141,8 @@ class Translator(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self.current = str(n.target) if n.op == "call_module" else n.name
+        if self.unroll:
+            self.users = [self.fetch_attr(str(user.target)) if user.op == "call_module" else None for user in n.users]
         try:
             return super().run_node(n)
         except UnsupportedError as error:
@@ -157,7 +163,10 @@ class Translator(fx.Interpreter):
             return super().call_module(target, args, kwargs)
         if self.batch and module.training and isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             return self._emit(batch_norm_of(module, args[0].example), args[:1])
-        return self._emit(from_module(module, args[0].example), args[:1])
+        op, before = from_module(module, args[0].example), self.nodes[args[0].index].op
+        if isinstance(op, ops.Linear) and isinstance(before, ops.Unroll):
+            op = ops.Linear(before.reorder(op.weight), op.bias)
+        return self._emit(op, args[:1])
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._call(target, args, kwargs, super().call_function)
@@ -215,7 +224,17 @@ class Translator(fx.Interpreter):
     def _emit(self, op: Op | None, inputs: tuple[Symbol, ...]) -> Symbol:
         if op is None:
             return inputs[0]
+        if self.unroll and isinstance(op, ops.Reshape):
+            op = self._in_memory_order(op, inputs[0].example)
         with torch.set_grad_enabled(self.gradients and torch.is_grad_enabled()):
             example = evaluate(op, [s.example for s in inputs])
         self.nodes.append(Node(op, tuple(s.index for s in inputs), self.current, tuple(example.shape[1:])))
         return Symbol(len(self.nodes) - 1, example)
+
+    def _in_memory_order(self, op: ops.Reshape, x: Tensor) -> Op:
+        """Unroll, if it takes less to reorder the weights of the layers behind than three maps, there and back."""
+        last = x.ndim == 4 and len(op.shape) == 1 and x.stride(1) == 1 < x.shape[1]
+        dense = [user for user in self.users if isinstance(user, nn.Linear)]
+        if not last or len(dense) < len(self.users) or sum(user.out_features for user in dense) > 2 * len(x):
+            return op
+        return ops.Unroll((x.shape[1], x.shape[2], x.shape[3]))

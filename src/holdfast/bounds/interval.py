@@ -34,7 +34,7 @@ def step(node: Node, intervals: list[Interval], *, sound: bool) -> Interval:
         case ops.Activation():
             bounds = node.op.function(lower), node.op.function(upper)
             return bounds if not sound or node.op.kind in EXACT else widen(*bounds, ulps=ULPS)
-        case ops.MaxPool() | ops.MinMax():
+        case ops.MaxPool() | ops.MinMax() | ops.Unroll():
             return node.op.apply(lower), node.op.apply(upper)
         case ops.Add():
             bounds = lower + intervals[1][0], upper + intervals[1][1]

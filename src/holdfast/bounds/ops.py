@@ -295,6 +295,26 @@ class Reshape(Op):
 
 
 @dataclass(frozen=True)
+class Unroll(Op):
+    """Maps of `shape` (C, H, W) as (H W C): their order in memory with channels last, so that nothing is moved.
+
+    In training by intervals alone, in place of a Reshape before dense layers, whose weights are put in that order.
+    """
+
+    shape: Shape
+
+    @staticmethod
+    def apply(x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, H W C)."""
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+    def reorder(self, weight: Tensor) -> Tensor:
+        """The weights (out, C H W) of a dense layer for this order."""
+        maps: Tensor = weight.unflatten(1, self.shape)
+        return maps.permute(0, 2, 3, 1).flatten(1)
+
+
+@dataclass(frozen=True)
 class Concat(Op):
     """Concatenation of two or more nodes along `dim` (batch counted)."""
 
@@ -337,7 +357,7 @@ class Graph:
 def evaluate(op: Op, values: list[Tensor]) -> Tensor:
     """The operation itself on tensors (B, *shape)."""
     match op:
-        case Affine() | MaxPool() | MinMax():
+        case Affine() | MaxPool() | MinMax() | Unroll():
             return op.apply(values[0])
         case Activation():
             return op.function(values[0])

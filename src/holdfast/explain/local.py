@@ -23,7 +23,9 @@ def without_error(
     attribution: Tensor, values: Tensor, slope: Tensor | None, by: tuple[str, ...], gradients: int
 ) -> Explanation:
     """The answer of a method that promises no completeness; `ok` where the model's `values` (B,) are finite."""
-    if math.isfinite((values.sum() + attribution.sum()).item()):  # quick: NaN and infinity stay in a sum
+    # Quick: NaN and infinity stay in a sum. A gradient holds none of them, see `input_gradient`.
+    total = values.sum() if attribution is slope else values.sum() + attribution.sum()
+    if math.isfinite(total.item()):
         ok = torch.ones_like(values, dtype=torch.bool)
     else:
         ok = torch.isfinite(attribution).flatten(1).all(1) & torch.isfinite(values)

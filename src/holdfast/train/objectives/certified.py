@@ -31,7 +31,7 @@ from holdfast.bounds.slopes import (
 )
 from holdfast.random import Noise
 from holdfast.registry import register
-from holdfast.threats import Threat
+from holdfast.threats import Linf, Threat
 from holdfast.train.context import Context, Metrics
 from holdfast.train.objectives.standard import fit_terms, fit_trace
 from holdfast.train.outputs import Output
@@ -98,8 +98,9 @@ def certified_loss(
         bound: of the margins.
         use_logits: False if the loss looks at the margins alone; the logits then come without gradients.
     """
-    x = channels_last(x) if bound is interval_bound else x  # backward passes want planes
-    graph, logits = trace_batch(model, x, use_logits=use_logits or threat.budget == 0)
+    boxes = bound is interval_bound and isinstance(threat, Linf)
+    x = channels_last(x) if boxes else x  # backward passes want planes
+    graph, logits = trace_batch(model, x, use_logits=use_logits or threat.budget == 0, unroll=boxes)
     if threat.budget == 0:
         return cross_entropy(logits, y, reduction="none"), logits, logits.gather(1, y[:, None]) - logits, None
     margins, relaxed = bound(graph, region(threat, x, sound=False), y)

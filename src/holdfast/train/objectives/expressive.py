@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.bounds.graph import trace_batch
+from holdfast.bounds.ops import channels_last
 from holdfast.bounds.region import BALLS, Region
 from holdfast.registry import register
 from holdfast.threats import Linf
@@ -59,7 +60,7 @@ def sabr(
     x_adv = x
     if threat.eps > 0 and box < 1:
         x_adv = attacked(model, x, y, replace(context, adversary=with_budget(threat, 1 - box)))
-    graph, logits = trace_batch(model, x, use_logits=kappa > 0)
+    graph, logits = trace_batch(model, channels_last(x), use_logits=kappa > 0, unroll=True)
     tau = box * threat.eps
     small = Region((x_adv - tau).clamp(min=threat.low), (x_adv + tau).clamp(max=threat.high), x_adv)
     margins, relaxed = interval_bound(graph, small, y)
