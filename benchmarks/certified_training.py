@@ -360,7 +360,7 @@ TIMED = 5
 
 
 def serve(pipe: Any, tool: str, name: str, bound: str, batch: int) -> None:
-    """A process of its own for each tool, which times steps whenever it is asked, after one that warms up; None ends it."""
+    """A process of its own for each tool; times some steps whenever it is asked, after one to warm up; None ends it."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     model, step = make_step(tool, name, bound, batch)

@@ -64,6 +64,7 @@ def store(folder: Path, part: str, key: str, cell: Cell, packages: tuple[str, ..
 
 
 RULES = {"gauss-legendre": "gausslegendre", "left": "riemann_left", "right": "riemann_right"}
+TOOLS = ("holdfast", "captum")
 KINDS = (*(f"integrated gradients, {rule}" for rule in RULES), "saliency", "smoothgrad")
 
 
@@ -110,37 +111,57 @@ def serve(pipe: Any, tool: str, name: str, shape: tuple[int, ...]) -> None:
         pipe.send(task().detach().numpy())
         torch.normal = own_normal
     while (kind := pipe.recv()) is not None:
+        calls = 50 if kind == "saliency" else 1
         started = time.process_time()
-        for _ in range(10 if kind == "saliency" else 1):
+        for _ in range(calls):
             tasks[kind]()
-        pipe.send(1e3 * (time.process_time() - started) / (10 if kind == "saliency" else 1))
+        pipe.send(1e3 * (time.process_time() - started) / calls)
 
 
-def measure_captum(folder: Path, rounds: int = 9) -> None:
-    """Median CPU milliseconds of both, in turn, each in its own process, and the largest difference of the results."""
-    context = multiprocessing.get_context("spawn")
+def measure_captum(folder: Path, pairs: int = 3, rounds: int = 3) -> None:
+    """Median CPU milliseconds of both, in turn, and the largest difference of the results.
+
+    Each tool runs in a process of its own, and several pairs of processes one after the other: where a process happens
+    to lie in memory makes up to a fifth of its time.
+    """
     for name, shape in (("small", (1, 28, 28)), ("small", (3, 32, 32)), ("medium", (3, 32, 32)), ("mlp", (1, 28, 28))):
-        pipes, workers = {}, []
-        for tool in ("holdfast", "captum"):
-            pipes[tool], end = context.Pipe()
-            workers.append(context.Process(target=serve, args=(end, tool, name, shape), daemon=True))
-            workers[-1].start()
-            end.close()  # so that a process that dies is noticed
-        answers = {tool: [pipe.recv() for _ in KINDS] for tool, pipe in pipes.items()}
-        for kind, ours, theirs in zip(KINDS, *answers.values(), strict=True):
-            taken: dict[str, list[float]] = {tool: [] for tool in pipes}
-            others = Neighbours()
-            for _ in range(rounds):
-                for tool, pipe in pipes.items():
-                    pipe.send(kind)
-                    taken[tool].append(pipe.recv())
+        others = Neighbours()
+        runs = [time_pair(name, shape, rounds) for _ in range(pairs)]
+        for kind in KINDS:
+            taken = {tool: [ms for _, times in runs for ms in times[kind][tool]] for tool in TOOLS}
             medians = {tool: round(statistics.median(values), 2) for tool, values in taken.items()}
-            ratio = round(medians["holdfast"] / medians["captum"], 3)
-            apart = float(abs(ours - theirs).max())
-            cell = {"difference": apart, "milliseconds": medians, "ratio": ratio, "others": others.cores()}
+            cell = {
+                "difference": max(apart[kind] for apart, _ in runs),
+                "milliseconds": medians,
+                "ratio": round(medians["holdfast"] / medians["captum"], 3),
+                "others": others.cores(),
+            }
             store(folder, "captum", f"{kind}; {name} {'x'.join(map(str, shape))}", cell, (*PACKAGES, "captum"))
-        for pipe in pipes.values():
-            pipe.send(None)
+
+
+Times = dict[str, dict[str, list[float]]]
+
+
+def time_pair(name: str, shape: tuple[int, ...], rounds: int) -> tuple[dict[str, float], Times]:
+    """For each kind the largest difference of the results, and the milliseconds of each tool."""
+    context, pipes, workers = multiprocessing.get_context("spawn"), {}, []
+    for tool in TOOLS:
+        pipes[tool], end = context.Pipe()
+        workers.append(context.Process(target=serve, args=(end, tool, name, shape), daemon=True))
+        workers[-1].start()
+        end.close()  # so that a process that dies is noticed
+    answers = [[pipe.recv() for _ in KINDS] for pipe in pipes.values()]
+    apart = {kind: float(abs(a - b).max()) for kind, a, b in zip(KINDS, *answers, strict=True)}
+    times: Times = {kind: {tool: [] for tool in TOOLS} for kind in KINDS}
+    for kind in KINDS:
+        for _ in range(rounds):
+            for tool, pipe in pipes.items():
+                pipe.send(kind)
+                times[kind][tool].append(pipe.recv())
+    for pipe, worker in zip(pipes.values(), workers, strict=True):
+        pipe.send(None)
+        worker.join()
+    return apart, times
 
 
 # --- Boundary ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.attacks.gradients import _better_as_maps, _finite, frozen, input_gradient, logits_of, well_laid_out
+from holdfast.attacks.chain import _better_as_maps, well_laid_out
+from holdfast.attacks.gradients import _finite, frozen, input_gradient, logits_of
 from holdfast.attacks.losses import cross_entropy
 from holdfast.checks import check_model, check_place, modules_in
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from holdfast.attacks.chain import Back, forward, is_chain, is_plain, laid_out_as
 from holdfast.attacks.losses import Loss
 from holdfast.attacks.thin import conv2d
 from holdfast.checks import modules_in
@@ -23,12 +24,6 @@ _STEPS: dict[Any, Callable[..., Tensor]] = {
 }
 _SOFTMAXES = (F.softmax, torch.softmax, Tensor.softmax)
 _SEEN = frozenset((torch.conv2d, *_STEPS, *_SOFTMAXES))
-
-# Layers that call none of these, and take maps with channels last.
-_PLAIN = frozenset(
-    {nn.Linear, nn.Flatten, nn.Identity, nn.Dropout, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh}
-    | {nn.Sigmoid, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d}
-)
 
 
 @contextmanager
@@ -86,17 +81,23 @@ def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[
 
     Where the model ends in a softmax, the logits are those before it.
     """
+    tape: list[Back] | None = [] if is_plain(model) else None
+    with torch.set_grad_enabled(tape is None):
+        x = x.detach().requires_grad_(tape is None)
+        logits = logits_of(model, x, tape)
     with torch.enable_grad():
-        x = x.detach().requires_grad_(True)
-        logits = logits_of(model, x)
+        start = x if tape is None else logits.requires_grad_(True)
         values = loss(logits, y)
         if not values.requires_grad:
             raise InputError(
                 "the model's answer has no gradient with respect to its input: it does not depend on it, or a step "
                 "such as a cast to integers cuts the graph. Use an attack without gradients: 'square', 'hopskipjump'."
             )
-        (gradient,) = torch.autograd.grad(values, x, torch.ones_like(values))
-    return _finite(_laid_out_as(x, gradient)), values.detach(), logits.detach()
+        (gradient,) = torch.autograd.grad(values, start, torch.ones_like(values))
+    with torch.no_grad():
+        for back in reversed(tape or ()):
+            gradient = back(gradient)
+    return _finite(laid_out_as(x, gradient)), values.detach(), logits.detach()
 
 
 def _finite(gradient: Tensor) -> Tensor:
@@ -107,97 +108,18 @@ def _finite(gradient: Tensor) -> Tensor:
     return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+def logits_of(model: nn.Module, x: Tensor, tape: list[Back] | None = None) -> Tensor:
     """The model's logits (B, K) with the gradients that attacks need; those before a final softmax.
 
-    The layers of a `Sequential` are called one by one: those that hold nothing of interest need no mode, which costs
-    more than some layers, and nobody else sees the values between them.
+    The layers of a chain are called one by one, as the mode costs more than some layers; see `chain.forward`, also for
+    the tape.
     """
     mode = _ForAttacks()
-    if type(model) is not nn.Sequential or len(model) == 0 or _hooked(model):
-        with mode:
-            output = model(x)
-        return mode.logits_of(output)
-    x, layers, kinds = well_laid_out(model, x), tuple(model), _kinds(model)
-    before: type[nn.Module] = nn.Module
-    as_maps = False
-    for i, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
-        if as_maps:
-            x, as_maps = _dense_on_maps(layer, x), False
-        elif kind is nn.ReLU and before in (nn.Conv2d, nn.Linear):
-            x = x.relu_()  # saves a map, of which large ones cost a way to the memory and back
-        elif kind is nn.Flatten and kinds[i + 1 : i + 2] == [nn.Linear] and _better_as_maps(layer, layers[i + 1], x):
-            as_maps = True
-        elif kind is nn.Conv2d and layer.padding_mode == "zeros":
-            x = _convolved(layer, x)
-        elif kind in _PLAIN:
-            if kind is nn.Flatten and x.requires_grad and x.ndim == 4 and not x.is_contiguous():
-                x.register_hook(_channels_last)  # a gradient that lies otherwise than its map is slow to use
-            x = layer(x)
-        else:
-            with mode:
-                x = layer(x)
-        before = kind
-    return mode.logits_of(x)
-
-
-def _convolved(layer: Any, x: Tensor) -> Tensor:
-    weight = layer.weight
-    if x.ndim == 4 and x.stride(1) == 1 < x.shape[1]:
-        weight = _channels_last(weight)  # once, also for the way back; oneDNN takes longer to lay out weights itself
-    return conv2d(x, weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups)
-
-
-def _better_as_maps(flatten: Any, dense: Any, x: Tensor) -> bool:
-    """Whether it takes less to reorder the weights of a dense layer than its inputs, maps with channels last, twice."""
-    whole = (flatten.start_dim, flatten.end_dim) == (1, -1) and x.ndim == 4 and not x.is_contiguous()
-    return bool(whole and x.stride(1) == 1 < x.shape[1] and dense.out_features < 2 * len(x))
-
-
-def _dense_on_maps(layer: Any, x: Tensor) -> Tensor:
-    """The dense layer on maps (B, C, H, W) with channels last, which need not be moved to be flattened."""
-    weight = layer.weight.unflatten(1, x.shape[1:]).permute(0, 2, 3, 1).flatten(1)
-    return F.linear(x.permute(0, 2, 3, 1).flatten(1), weight, layer.bias)
-
-
-def _hooked(module: nn.Module) -> bool:
-    """Whether a call of the module does more than its class says."""
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or "forward" in module.__dict__
-
-
-def _kinds(model: nn.Sequential) -> list[type[nn.Module]]:
-    return [nn.Module if _hooked(layer) else type(layer) for layer in model]
-
-
-def well_laid_out(model: nn.Module, x: Tensor) -> Tensor:
-    """The images x in the order of memory in which the model is fastest: with channels last, oneDNN copies fewer maps.
-
-    An attack that steps from image to image does well to start from this.
-    """
-    if type(model) is not nn.Sequential or len(model) == 0 or _hooked(model):
-        return x
-    first, *others = model
-    better = (
-        isinstance(first, nn.Conv2d)
-        and 1 < first.in_channels <= 4  # with one channel, both orders are the same
-        and x.ndim == 4
-        and x.device.type == "cpu"
-        and x.dtype == torch.float32
-        # It is strided gradients that gain; without them, the copy where the maps are flattened costs as much.
-        and (first.out_channels >= 32 or any(isinstance(m, nn.Conv2d) and max(m.stride) > 1 for m in others))
-        and all(kind is nn.Conv2d or kind in _PLAIN for kind in _kinds(model))
-    )
-    return _channels_last(x) if better else x
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def _laid_out_as(x: Tensor, gradient: Tensor) -> Tensor:
-    apart = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return _channels_last(gradient) if apart else gradient.contiguous()
+    if is_chain(model):
+        return mode.logits_of(forward(model, x, mode, tape))
+    with mode:
+        output = model(x)
+    return mode.logits_of(output)
 
 
 def look(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:

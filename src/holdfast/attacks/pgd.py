@@ -6,7 +6,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.gradients import frozen, input_gradient, look, well_laid_out
+from holdfast.attacks.chain import well_laid_out
+from holdfast.attacks.gradients import frozen, input_gradient, look
 from holdfast.attacks.losses import Loss, TargetedLoss, get_loss
 from holdfast.attacks.stages import group_size, run_stages, survivors
 from holdfast.errors import InputError
