@@ -76,28 +76,50 @@ class _ForAttacks(TorchFunctionMode):
         return self.softmax[0] if self.softmax is not None and self.softmax[1] is output else output
 
 
-def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+def input_gradient(
+    model: nn.Module, x: Tensor, y: Tensor, loss: Loss, slope: Loss | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of the loss at x (shape of x), the loss (B,) and the logits (B, K), detached.
 
     Where the model ends in a softmax, the logits are those before it.
+
+    Args:
+        model: from (B, ...) to logits (B, K).
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        loss: from logits (B, K) and labels (B,) to (B,).
+        slope: from the same to the gradient of the loss for the logits, (B, K), where it is known: autograd takes
+            longer than some networks.
     """
-    tape: list[Back] | None = [] if is_plain(model) else None
-    with torch.set_grad_enabled(tape is None):
-        x = x.detach().requires_grad_(tape is None)
-        logits = logits_of(model, x, tape)
-    with torch.enable_grad():
-        start = x if tape is None else logits.requires_grad_(True)
-        values = loss(logits, y)
-        if not values.requires_grad:
-            raise InputError(
-                "the model's answer has no gradient with respect to its input: it does not depend on it, or a step "
-                "such as a cast to integers cuts the graph. Use an attack without gradients: 'square', 'hopskipjump'."
-            )
-        (gradient,) = torch.autograd.grad(values, start, torch.ones_like(values))
+    if not is_plain(model):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            logits = logits_of(model, x)
+            gradient, values = _gradient(loss, logits, y, x)
+        return _finite(laid_out_as(x, gradient)), values.detach(), logits.detach()
+    tape: list[Back] = []
     with torch.no_grad():
-        for back in reversed(tape or ()):
+        x = x.detach()
+        logits = logits_of(model, x, tape)
+        if slope is None:
+            gradient, values = _gradient(loss, logits.requires_grad_(True), y, logits)
+        else:
+            values, gradient = loss(logits, y), slope(logits, y)  # the loss checks its arguments
+        for back in reversed(tape):
             gradient = back(gradient)
     return _finite(laid_out_as(x, gradient)), values.detach(), logits.detach()
+
+
+@torch.enable_grad()
+def _gradient(loss: Loss, logits: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of the loss for x, on which the logits depend, and the loss (B,)."""
+    values = loss(logits, y)
+    if not values.requires_grad:
+        raise InputError(
+            "the model's answer has no gradient with respect to its input: it does not depend on it, or a step such as "
+            "a cast to integers cuts the graph. Use an attack without gradients: 'square', 'hopskipjump'."
+        )
+    (gradient,) = torch.autograd.grad(values, x, torch.ones_like(values))
+    return gradient, values
 
 
 def _finite(gradient: Tensor) -> Tensor:

@@ -72,13 +72,18 @@ def value(quantity: Quantity) -> Callable[[Tensor, Tensor], Tensor]:
     return of
 
 
+def one_hot(logits: Tensor, y: Tensor) -> Tensor:
+    """The gradient of z_y for the logits, (B, K)."""
+    return torch.zeros_like(logits).scatter_(1, y.unsqueeze(1), 1.0)
+
+
 def gradients_at(model: nn.Module, points: Tensor, y: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
     """Gradient (shape of the points) and value (B,) of the quantity at (B, ...) points, in chunks."""
-    of = value(setting.quantity)
+    of, slope = value(setting.quantity), one_hot if setting.quantity == "logit" else None
     if 0 < len(points) <= setting.chunk:
-        return input_gradient(model, points, y, of)[:2]
+        return input_gradient(model, points, y, of, slope)[:2]
     parts = [
-        input_gradient(model, points[i : i + setting.chunk], y[i : i + setting.chunk], of)[:2]
+        input_gradient(model, points[i : i + setting.chunk], y[i : i + setting.chunk], of, slope)[:2]
         for i in range(0, len(points), setting.chunk)
     ]
     if not parts:
