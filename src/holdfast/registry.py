@@ -28,6 +28,7 @@ class Method:
         stochastic: whether it can be trusted on a model that draws random numbers.
         part: of a training method, the part of a recipe that it fills: "objective", "attack", "targets", ...
         smoothed: of a certificate, whether it speaks of a smoothed classifier made from the model, not of the model.
+        quick: of a certificate, whether it costs next to nothing where the logits are known.
     """
 
     kind: Kind
@@ -40,6 +41,7 @@ class Method:
     stochastic: bool = False
     part: str = ""
     smoothed: bool = False
+    quick: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -75,6 +77,7 @@ def register(
     stochastic: bool = False,
     part: str = "",
     smoothed: bool = False,
+    quick: bool = False,
 ) -> Callable[[F], F]:
     """Decorator that puts a function into the table under `name`."""
 
@@ -82,7 +85,7 @@ def register(
         if name in _METHODS[kind]:
             raise ValueError(f"{kind} '{name}' is registered twice")
         _METHODS[kind][name] = Method(
-            kind, name, summary, guarantee, threats, reference, function, stochastic, part, smoothed
+            kind, name, summary, guarantee, threats, reference, function, stochastic, part, smoothed, quick
         )
         return function
 

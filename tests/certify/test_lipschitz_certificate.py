@@ -16,7 +16,7 @@ from holdfast.bounds import ops
 from holdfast.bounds.graph import trace
 from holdfast.bounds.lipschitz import lipschitz_bound
 from holdfast.certify.gloro import GloRo, bottom
-from holdfast.certify.logit_error import _absolute_norm, _tap_norm, logit_error
+from holdfast.certify.logit_error import Rounding, _absolute_norm, _tap_norm
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models import Normalize
 from holdfast.models.layers import MinMax
@@ -244,7 +244,8 @@ def test_rounding_is_within_its_bound(name):
     model, shape = NETS[name]
     x = torch.cat([inputs(shape, 200), inputs(shape, 200).round()])
     graph = trace(model, x)
-    centre, offset, slope = logit_error(graph, lipschitz_bound(graph), x.dtype)
+    rounding = Rounding(graph, lipschitz_bound(graph), x.dtype)
+    centre, (offset, slope) = rounding.centre, rounding.everywhere()
     with torch.no_grad():
         single = model(x).double()
         exact = model.double()(x.double())

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.lipschitz import lipschitz_estimate
-from holdfast.certify.lipschitz import certify_logits, lipschitz_constants
+from holdfast.certify.lipschitz import certify_logits, lipschitz_constants, second_look
 from holdfast.errors import InputError
 from holdfast.threats import L2
 
@@ -62,6 +62,7 @@ class GloRo(nn.Module):
         top, predicted = logits.max(1)
         constants = lipschitz_constants(self.model, x)
         result = certify_logits(logits, x, predicted, self.threat, constants, "gloro", sound=True)
+        result = second_look(result, logits, x, predicted, self.threat, constants, "gloro")
         # z_j minus the margin is rounded: keep it on the side of z_j on which it is.
         below, above = (torch.nextafter(top, torch.full_like(top, end)) for end in (-torch.inf, torch.inf))
         level = top - result.margin

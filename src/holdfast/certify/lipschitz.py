@@ -7,13 +7,14 @@ If |(z_y - z_i)(x) - (z_y - z_i)(x')| <= K_yi ||x - x'|| for all inputs, class y
 so min_i r_i is a certified radius. `gloro` has a constant for every pair of classes, `lipschitz` one for all of them.
 
 Rounding. The constants hold for the network in real arithmetic; a model is run in floating point. Let E_yi(x) bound how
-far the computed z_y - z_i is off at x: E_yi(x) = offset_yi + slope_yi ||x - centre||, from `logit_error`. The margin at
-x as computed is at most E_yi(x) above the real one, the real one falls by at most eps K_yi on the way to x', and what
+far the computed z_y - z_i is off at x: E_yi(x) = offset_yi + slope_yi ||x - centre||, from `Rounding`. The margin at x
+as computed is at most E_yi(x) above the real one, the real one falls by at most eps K_yi on the way to x', and what
 the model computes there is at most E_yi(x') <= E_yi(x) + slope_yi eps below the real one again. So
 
     m_yi = (z_y - z_i)(x) - eps (K_yi + slope_yi) - 2 E_yi(x) > 0
 
 shows that the model as it is run returns y on the whole ball. It is linear in eps, hence the radius in closed form.
+Inputs that fail by rounding alone get a second look: E from the values that they have inside the network.
 """
 
 import math
@@ -32,13 +33,15 @@ from holdfast.bounds.ops import Graph, Node
 from holdfast.bounds.region import region
 from holdfast.bounds.rounding import gamma, unit
 from holdfast.certify.cache import cached_norm
-from holdfast.certify.logit_error import logit_error
+from holdfast.certify.logit_error import Rounding
 from holdfast.registry import register
 from holdfast.results import CertifyResult
 from holdfast.threats import L2, Threat
 
 NORMS = ("l2",)
 """Threats that the constants are for."""
+CHUNK = 256
+"""Inputs of a second look at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +52,14 @@ class Constants:
         pairs: (K, K) proven Lipschitz constants K_yi of z_y - z_i.
         offset, slope: (K, K); the computed z_y - z_i is off by at most offset + slope ||x - centre||.
         centre: broadcasts against one input.
+        rounding: where these come from; None without rounding.
     """
 
     pairs: Tensor
     offset: Tensor
     slope: Tensor
     centre: Tensor
+    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +100,13 @@ def lipschitz_constants(model: nn.Module, x: Tensor, *, single: bool = False, so
     if key not in known or not known[key].holds(text, tensors):
         graph = trace(model, x)
         bound = lipschitz_bound(single_constant(graph) if single else graph, norm=cached_norm)
-        zero = torch.zeros_like(bound.pairs)
-        centre, offset, slope = logit_error(graph, bound, x.dtype) if sound else (x.new_zeros(()), zero, zero)
-        copies = tuple(tensor.detach().clone() for tensor in tensors)
-        known[key] = _Known(text, copies, Constants(bound.pairs, offset, slope, centre))
+        if sound:
+            rounding = Rounding(graph, bound, x.dtype)
+            constants = Constants(bound.pairs, *rounding.everywhere(), rounding.centre, rounding)
+        else:
+            zero = torch.zeros_like(bound.pairs)
+            constants = Constants(bound.pairs, zero, zero, x.new_zeros(()))
+        known[key] = _Known(text, tuple(tensor.detach().clone() for tensor in tensors), constants)
     return known[key].constants
 
 
@@ -135,10 +143,7 @@ def certify_logits(
         distance = distance * (1 + gamma(x[0].numel(), x.dtype))
         gap = gap - 2 * (error + slope * distance[:, None])
         k = k + slope
-        # An input that counts as inside the ball may be outside by what rounding its distance can do.
-        stretch = 1 + 64 * unit(x.dtype)
-        apart = 4 * unit(x.dtype) * max(abs(threat.low), abs(threat.high)) * math.sqrt(x[0].numel())
-        reach = reach * stretch + apart
+        stretch, apart, reach = _stretch(x), _apart(threat, x), _reach(threat, x)
     gap = gap.scatter(1, y[:, None], torch.inf)
     margin = (gap - reach * k).amin(1).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # Where K = 0 the margin is the same everywhere: 0/0 stands for a tie, which proves nothing.
@@ -160,7 +165,55 @@ def _certify(
 ) -> CertifyResult:
     assert isinstance(threat, L2)  # the registry lets no other one in
     constants = lipschitz_constants(model, x, single=name == "lipschitz", sound=sound)
-    return certify_logits(model(x) if logits is None else logits, x, y, threat, constants, name, sound=sound)
+    logits = model(x) if logits is None else logits
+    result = certify_logits(logits, x, y, threat, constants, name, sound=sound)
+    return second_look(result, logits, x, y, threat, constants, name) if sound else result
+
+
+@torch.no_grad()
+def second_look(
+    result: CertifyResult, logits: Tensor, x: Tensor, y: Tensor, threat: L2, constants: Constants, name: str
+) -> CertifyResult:
+    """Proves some of the inputs that failed by rounding alone, with the rounding around each of them."""
+    assert constants.rounding is not None
+    assert result.radius is not None
+    left = (~result.certified).nonzero()[:, 0]
+    if len(left) == 0:
+        return result
+    exact = certify_logits(logits[left], x[left], y[left], threat, constants, name, sound=False)
+    left = left[exact.certified]
+    if len(left) == 0:
+        return result
+    reach = _reach(threat, x)
+    off = torch.cat([constants.rounding.around(x[part], y[part], reach) for part in left.split(CHUNK)])
+    z, rows = logits[left].double(), y[left, None]
+    margin = z.gather(1, rows) - z - off - reach * constants.pairs[y[left]]
+    margin = margin.scatter(1, rows, torch.inf).amin(1).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    margin = torch.maximum(_down(margin, x.dtype), result.margin[left])
+    proved, eps = margin > 0, _down(torch.tensor(threat.eps, dtype=torch.float64, device=x.device), x.dtype)
+    radius = torch.where(proved, result.radius[left].clamp(min=float(eps)), result.radius[left])
+    by = list(result.by)
+    for i in left[proved].tolist():
+        by[i] = name
+    return CertifyResult(
+        result.certified.index_fill(0, left[proved], True),
+        result.margin.index_copy(0, left, margin),
+        result.radius.index_copy(0, left, radius),
+        by=tuple(by),
+    )
+
+
+def _stretch(x: Tensor) -> float:
+    return 1 + 64 * unit(x.dtype)
+
+
+def _apart(threat: L2, x: Tensor) -> float:
+    return 4 * unit(x.dtype) * max(abs(threat.low), abs(threat.high)) * math.sqrt(x[0].numel())
+
+
+def _reach(threat: L2, x: Tensor) -> float:
+    """How far an input can be that counts as inside the ball: by what rounding its distance can do, too."""
+    return threat.eps * _stretch(x) + _apart(threat, x)
 
 
 @register(
@@ -170,6 +223,7 @@ def _certify(
     guarantee="proof",
     threats=NORMS,
     reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021",
+    quick=True,
 )
 def gloro(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, logits: Tensor | None = None

@@ -1,8 +1,11 @@
-"""How far rounding can move the logits of a network, from norms alone: no pass over the inputs.
+"""How far rounding can move the logits of a network, from norms.
 
 Every node of the graph has two numbers: m, a bound of the norm of its values in real arithmetic, and e, a bound of the
 norm of the difference to the values as computed. Both are affine in t = ||x - centre||, so they are found once for each
 model and cost nothing for each input. An operation with the Lipschitz constant K takes e to K e plus its own rounding.
+
+Mostly values are smaller than the norms of the layers allow. Around a given input m can come from a pass through the
+network: the norm of what is computed there, plus e, plus the Lipschitz constant of the node times the distance.
 
 A layer A x + b with n products for each output adds them up in n steps. Step k rounds a partial sum, relative to its
 size: by u ||A_k x||, in norm over all outputs of the layer, where A_k holds the weights that went into it. With
@@ -17,6 +20,8 @@ own for every output would replace P by the norm of |A|, which is larger by up t
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,86 +35,118 @@ from holdfast.bounds.rounding import gamma, underflow, unit
 from holdfast.bounds.spectral import norm_bound
 from holdfast.errors import UnsupportedError
 
+Affine = Callable[..., Tensor]
+"""(c, s = 0) -> c + s t, t = ||x - centre||: as the pair (c, s), or at given inputs."""
 Sizes = tuple[Tensor, Tensor]
-"""m and e of a node, each (2,) float64: c and s of c + s t."""
+"""m and e of a node, float64, of the shape that `Affine` returns."""
 SLACK = 1 + 1e-6
 """For the float64 arithmetic of the constants themselves."""
 
 
-@torch.no_grad()
-def logit_error(graph: Graph, bound: LipschitzBound, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The difference z_y - z_i, computed in `dtype`, is off by at most offset_yi + slope_yi ||x - centre||.
+class Rounding:
+    """What rounding can do to the logits of a model that is run in `dtype`; norms are computed once.
 
     Args:
         graph: of the model in eval mode.  bound: its proven Lipschitz constants.
         dtype: in which the model is run.
-
-    Returns:
-        centre: of `dtype`, broadcasts against one input; where a normalisation in front maps to zero.
-        offset, slope: (K, K), float64.
     """
-    front, centre = _front(graph, dtype)
-    walk = _Walk(graph, bound, dtype, front, centre.device)
-    start = walk.affine(_norm(centre, graph.nodes[0].shape), 1.0)
-    last = graph.nodes[-1]
-    sizes = graph.walk((start, torch.zeros_like(start)), walk.step)
-    if not isinstance(last.op, ops.Linear):
-        error = math.sqrt(2) * sizes[-1][1]  # |e_y| + |e_i| <= sqrt(2) ||e||
-        pairs = error.expand(last.shape[0], last.shape[0], 2)
-    else:  # differences of rows are smaller than the whole layer, and each logit is rounded by itself
-        weight = last.op.weight.double()
-        m, e = sizes[last.inputs[0]]
-        own = torch.linalg.vector_norm(weight, dim=1)[:, None] * (m + e)
-        own[:, 0] += 0 if last.op.bias is None else last.op.bias.double().abs()
-        own = gamma(last.op.terms, dtype) * own
-        own[:, 0] += underflow(last.op.terms, dtype)
-        rows = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
-        pairs = rows[..., None] * e + own[:, None] + own
-    return centre, pairs[..., 0] * SLACK, pairs[..., 1] * SLACK
 
-
-def _front(graph: Graph, dtype: torch.dtype) -> tuple[Node | None, Tensor]:
-    """The scaling of the input, if there is one, and the input that it maps to zero; else zero itself."""
-    for node in graph.nodes:
-        if isinstance(node.op, ops.Scale) and node.inputs == (0,) and bool((node.op.factor != 0).all()):
-            return node, (-node.op.shift / node.op.factor).to(dtype)
-    devices = [node.op.weight.device for node in graph.nodes if isinstance(node.op, ops.Linear | ops.Conv)]
-    return None, torch.zeros((), dtype=dtype, device=devices[0] if devices else None)
-
-
-class _Walk:
-    """The rules, one for each operation."""
-
-    def __init__(
-        self, graph: Graph, bound: LipschitzBound, dtype: torch.dtype, front: Node | None, device: torch.device
-    ) -> None:
-        self.dtype, self.u, self.front, self.device = dtype, unit(dtype), front, device
+    @torch.no_grad()
+    def __init__(self, graph: Graph, bound: LipschitzBound, dtype: torch.dtype) -> None:
+        self.graph, self.dtype, self.u = graph, dtype, unit(dtype)
+        self.front, self.centre = _front(graph, dtype)
         # Layers that the bound measured by themselves need not be measured again; a merged one is called "a+b".
         count = Counter(node.name for node in graph.nodes) + Counter(name for name, _ in bound.layers)
-        self.norms = {name: float(k) for name, k in bound.layers if count[name] == 2 and "+" not in name}
+        norms = {name: float(k) for name, k in bound.layers if count[name] == 2 and "+" not in name}
+        self.layers = [
+            _norms_of(node, node.op, norms) if isinstance(node.op, ops.Linear | ops.Conv) else None
+            for node in graph.nodes
+        ]
+        last = graph.nodes[-1].op
+        self.distances = _distances(last) if isinstance(last, ops.Linear) else torch.empty(0)
+        self.pairs = self._sizes(self._pair)
 
-    def affine(self, constant: float, slope: float = 0.0) -> Tensor:
-        return torch.tensor([constant, slope], dtype=torch.float64, device=self.device)
+    @torch.no_grad()
+    def everywhere(self) -> tuple[Tensor, Tensor]:
+        """The computed z_y - z_i is off by at most offset_yi + slope_yi ||x - centre||; (K, K) each, float64."""
+        last = self.graph.nodes[-1]
+        if isinstance(last.op, ops.Linear):
+            own, e = self._last(last.op, self.pairs[last.inputs[0]], self._pair)
+            pairs = self.distances * e[..., None] + own[:, :, None] + own[:, None]
+        else:
+            error = math.sqrt(2) * self.pairs[-1][1]  # |e_y| + |e_i| <= sqrt(2) ||e||
+            pairs = error[:, None, None].expand(2, last.shape[0], last.shape[0])
+        return pairs[0] * SLACK, pairs[1] * SLACK
 
-    def step(self, node: Node, inputs: list[Sizes]) -> Sizes:
+    @torch.no_grad()
+    def around(self, x: Tensor, y: Tensor, eps: float) -> Tensor:
+        """How far the computed z_y - z_i can be off at x, plus at any other input within l2 `eps`; (B, K), float64.
+
+        Never more than by `everywhere`; takes a pass through the network.
+        """
+        far = torch.linalg.vector_norm((x - self.centre).flatten(1), dim=1).double()
+        far = far * (1 + gamma(x[0].numel(), x.dtype))
+        away = torch.tensor([[0.0], [eps]], dtype=torch.float64, device=x.device)  # at x, and at the other input
+
+        def affine(constant: float, slope: float = 0.0) -> Tensor:
+            at: Tensor = constant + slope * (far + away)
+            return at
+
+        slopes = [m[1] for m, _ in self.pairs]  # a Lipschitz constant of every node
+        values = self.graph.walk(x, lambda node, inputs: ops.evaluate(node.op, inputs))
+        norms = [torch.linalg.vector_norm(v.flatten(1).double(), dim=1) * SLACK for v in values]
+        sizes = self._sizes(affine, lambda i, e: norms[i] + e[0] + slopes[i] * away)
+        last = self.graph.nodes[-1]
+        if isinstance(last.op, ops.Linear):
+            own, e = self._last(last.op, sizes[last.inputs[0]], affine)
+            off = self.distances[y] * e + own.gather(2, y.expand(2, -1)[..., None]) + own
+        else:
+            off = (math.sqrt(2) * sizes[-1][1])[..., None].expand(2, len(x), last.shape[0])
+        total: Tensor = off.sum(0) * SLACK
+        return total
+
+    def _pair(self, constant: float, slope: float = 0.0) -> Tensor:
+        return torch.tensor([constant, slope], dtype=torch.float64, device=self.centre.device)
+
+    def _sizes(self, affine: Affine, cap: Callable[[int, Tensor], Tensor] | None = None) -> list[Sizes]:
+        """m and e of every node; m is at most `cap(node, e)`."""
+        start = affine(_norm(self.centre, self.graph.nodes[0].shape), 1.0)
+        sizes = [(start, torch.zeros_like(start))]
+        for i, node in enumerate(self.graph.nodes[1:], start=1):
+            m, e = self._step(i, node, [sizes[j] for j in node.inputs], affine)
+            sizes.append((m if cap is None else torch.minimum(m, cap(i, e)), e))
+        return sizes
+
+    def _last(self, op: ops.Linear, sizes: Sizes, affine: Affine) -> Sizes:
+        """The rounding of each logit by itself, (..., K), and the error before the last layer, (..., 1).
+
+        Differences of its rows are smaller than the whole layer.
+        """
+        m, e, one = (size[..., None] for size in (*sizes, affine(1.0)))
+        weight = op.weight.double()
+        bias = 0.0 if op.bias is None else op.bias.double().abs()
+        own = gamma(op.terms, self.dtype) * (torch.linalg.vector_norm(weight, dim=1) * (m + e) + bias * one)
+        return own + underflow(op.terms, self.dtype) * one, e
+
+    def _step(self, i: int, node: Node, inputs: list[Sizes], affine: Affine) -> Sizes:
         m, e = inputs[0]
-        tiny = self.affine(underflow(0, self.dtype) * math.sqrt(math.prod(node.shape)))
+        tiny = affine(underflow(0, self.dtype) * math.sqrt(math.prod(node.shape)))
         match node.op:
             case ops.Linear() | ops.Conv():
-                return self.layer(node, node.op, m, e)
+                return self._layer(i, node, node.op, m, e, affine)
             case ops.Scale():
                 k = float(node.op.factor.abs().max())
-                terms = self.affine(_norm(node.op.shift_terms, node.shape))
+                terms = affine(_norm(node.op.shift_terms, node.shape))
                 local = gamma(node.op.terms, self.dtype) * (k * (m + e) + terms) + tiny
                 # In front it is factor (x - centre), up to the rounding of the centre.
-                size = self.affine(0.0, k) + 4 * self.u * terms if node is self.front else k * m + terms
+                size = affine(0.0, k) + 4 * self.u * terms if node is self.front else k * m + terms
                 return size, k * e + local
             case ops.Average():  # positive weights: |A| = A
                 k = norm_bound(node.op)
                 return k * m, k * e + gamma(node.op.terms, self.dtype) * k * (m + e) + tiny
             case ops.Activation():
                 k, zero = SLOPES[node.op.kind](node.op.parameter), torch.zeros(node.shape, dtype=self.dtype)
-                shift = self.affine(_norm(node.op.function(zero), node.shape))
+                shift = affine(_norm(node.op.function(zero), node.shape))
                 local = 2 * ULPS * self.u * (k * (m + e) + shift) + tiny
                 return k * m + shift, k * e + (0 if node.op.kind in EXACT else local)
             case ops.MaxPool():
@@ -125,16 +162,47 @@ class _Walk:
                 return torch.linalg.vector_norm(sizes, dim=0), torch.linalg.vector_norm(errors, dim=0)
         raise UnsupportedError(f"layer '{node.name}': no rule for the rounding of {type(node.op).__name__}")
 
-    def layer(self, node: Node, op: ops.Linear | ops.Conv, m: Tensor, e: Tensor) -> Sizes:
+    def _layer(self, i: int, node: Node, op: ops.Linear | ops.Conv, m: Tensor, e: Tensor, affine: Affine) -> Sizes:
         """gamma(n) (P ||x|| + ||b||) + 16 u || |A| || ||x||; the 16 is for weights that are themselves computed."""
-        norm = self.norms[node.name] if node.name in self.norms else norm_bound(op, tight=1.2)
-        places = math.prod(node.shape) // len(op.weight)
-        bias = self.affine(0.0 if op.bias is None else _norm(op.bias, (places, len(op.bias))))
-        absolute = _absolute_norm(op)
-        partial = norm if isinstance(op, ops.Linear) else min(_tap_norm(op), absolute)
-        local = gamma(op.terms, self.dtype) * (partial * (m + e) + bias) + 16 * self.u * absolute * (m + e)
-        tiny = self.affine(underflow(op.terms, self.dtype) * math.sqrt(math.prod(node.shape)))
-        return norm * m + bias, norm * e + local + tiny
+        norms = self.layers[i]
+        assert norms is not None
+        bias = affine(norms.bias)
+        local = gamma(op.terms, self.dtype) * (norms.partial * (m + e) + bias) + 16 * self.u * norms.absolute * (m + e)
+        tiny = affine(underflow(op.terms, self.dtype) * math.sqrt(math.prod(node.shape)))
+        return norms.norm * m + bias, norms.norm * e + local + tiny
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """Of a layer A x + b: ||A||, that of any part of its columns or taps, that of |A|, and ||b|| over all outputs."""
+
+    norm: float
+    partial: float
+    absolute: float
+    bias: float
+
+
+def _norms_of(node: Node, op: ops.Linear | ops.Conv, known: dict[str, float]) -> _Norms:
+    norm = known[node.name] if node.name in known else norm_bound(op, tight=1.2)
+    places = math.prod(node.shape) // len(op.weight)
+    absolute = _absolute_norm(op)
+    partial = norm if isinstance(op, ops.Linear) else min(_tap_norm(op), absolute)
+    return _Norms(norm, partial, absolute, 0.0 if op.bias is None else _norm(op.bias, (places, len(op.bias))))
+
+
+def _distances(op: ops.Linear) -> Tensor:
+    """||w_y - w_i||, (K, K)."""
+    weight = op.weight.double()
+    return torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _front(graph: Graph, dtype: torch.dtype) -> tuple[Node | None, Tensor]:
+    """The scaling of the input, if there is one, and the input that it maps to zero; else zero itself."""
+    for node in graph.nodes:
+        if isinstance(node.op, ops.Scale) and node.inputs == (0,) and bool((node.op.factor != 0).all()):
+            return node, (-node.op.shift / node.op.factor).to(dtype)
+    devices = [node.op.weight.device for node in graph.nodes if isinstance(node.op, ops.Linear | ops.Conv)]
+    return None, torch.zeros((), dtype=dtype, device=devices[0] if devices else None)
 
 
 def _norm(values: Tensor, shape: ops.Shape) -> float:
