@@ -56,7 +56,7 @@ def make_step(tool: str, name: str, bound: str, batch: int) -> tuple[nn.Module, 
     return model, lirpa
 
 
-TIMED = 5
+TIMED = 3
 """Steps in a row, as in training: the caches then hold what the tool itself left there."""
 
 
@@ -76,7 +76,7 @@ def serve(pipe: Any, tool: str, name: str, bound: str, batch: int) -> None:
         pipe.send(1e3 * (time.process_time() - started) / TIMED)
 
 
-def measure_time(store: Callable[[str, Cell], None], rounds: int = 15) -> None:
+def measure_time(store: Callable[[str, Cell], None], rounds: int = 9) -> None:
     """Median CPU milliseconds of a step, the tools in turn, each in its own process; gradients are compared first."""
     context = multiprocessing.get_context("spawn")
     for name, batch in (("small-star", 128), ("small", 128), ("medium", 64), ("mlp", 128)):
