@@ -393,8 +393,11 @@ def _attack(cells: dict[str, Cell]) -> str:
         )
         for key, c in cells.items()
     ]
-    budgets = "\n\n".join(f"{key}: {json.dumps(c['options'])}." for key, c in cells.items())
-    return f"Certified inputs that an attack broke.\n\n{markdown_table(header, rows)}\n\nOptions. {budgets}"
+    budgets: dict[str, list[str]] = {}
+    for key, c in cells.items():
+        budgets.setdefault(json.dumps(c["options"]), []).append(key)
+    options = "\n".join(f"- {'; '.join(keys)}: {text}" for text, keys in budgets.items())
+    return f"Certified inputs that an attack broke.\n\n{markdown_table(header, rows)}\n\nOptions:\n\n{options}"
 
 
 # --- Command line -----------------------------------------------------------------------------------------------------
