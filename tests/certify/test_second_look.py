@@ -1,5 +1,7 @@
 """Rounding around one input: tighter than everywhere, and still more than what floating point does."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from nets import tiny_nets
@@ -129,3 +131,15 @@ def test_values_that_are_not_finite_prove_nothing():
     rounding = Rounding(graph, lipschitz_bound(graph), torch.float32)
     bad = rounding.around(torch.full((1, 2), torch.nan), torch.zeros(1, dtype=torch.long), 0.1)
     assert not bool((bad < torch.inf).any())
+
+
+def test_norms_are_computed_once(monkeypatch):
+    model, shape, _ = NETWORKS["pooled"]
+    x, y = torch.rand(4, *shape), torch.zeros(4, dtype=torch.long)
+    graph = trace(model, x)
+    rounding, calls = Rounding(graph, lipschitz_bound(graph), torch.float32), []
+    # holdfast.certify itself is the function
+    monkeypatch.setattr(import_module("holdfast.certify.logit_error"), "norm_bound", lambda *a, **k: calls.append(a))
+    rounding.around(x, y, 0.1)
+    rounding.everywhere()
+    assert calls == []

@@ -62,6 +62,11 @@ class Rounding:
             _norms_of(node, node.op, norms) if isinstance(node.op, ops.Linear | ops.Conv) else None
             for node in graph.nodes
         ]
+        self.averages = {
+            i: norms[node.name] if node.name in norms else norm_bound(node.op)
+            for i, node in enumerate(graph.nodes)
+            if isinstance(node.op, ops.Average)
+        }
         last = graph.nodes[-1].op
         self.distances = _distances(last) if isinstance(last, ops.Linear) else torch.empty(0)
         self.pairs = self._sizes(self._pair)
@@ -142,7 +147,7 @@ class Rounding:
                 size = affine(0.0, k) + 4 * self.u * terms if node is self.front else k * m + terms
                 return size, k * e + local
             case ops.Average():  # positive weights: |A| = A
-                k = norm_bound(node.op)
+                k = self.averages[i]
                 return k * m, k * e + gamma(node.op.terms, self.dtype) * k * (m + e) + tiny
             case ops.Activation():
                 k, zero = SLOPES[node.op.kind](node.op.parameter), torch.zeros(node.shape, dtype=self.dtype)
