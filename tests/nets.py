@@ -4,6 +4,9 @@ import torch
 from torch import nn
 
 from holdfast.bounds import Ascent
+from holdfast.models import Normalize
+from holdfast.models.layers import MinMax
+from holdfast.models.liresnet import liresnet, minmax_cnn
 
 
 class Residual(nn.Module):
@@ -100,3 +103,24 @@ QUICK_ATTACKS = {
     "ddn": {"steps": 8, "epsilon": 0.3, "gamma": 0.2},
 }
 """Options that make each attack short; those of one pass have none, AutoAttack has a fixture, `short_autoattack`."""
+
+
+class Whole(nn.Module):
+    """The same model, but no `Sequential`: its gradient comes from autograd."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x)
+
+
+def lipschitz_nets():
+    """Random networks made for Lipschitz bounds, and all tiny ones, in eval mode, with the shape of their inputs."""
+    torch.manual_seed(1)
+    mlp = nn.Sequential(nn.Linear(6, 8), MinMax(), nn.Linear(8, 8), MinMax(), nn.Linear(8, 4)).eval()
+    blocks = liresnet((1, 8, 8), 3, depth=2, width=4, neck=6, stem=(3, 1, 1)).eval()
+    body = minmax_cnn((1, 8, 8), 3, layers=((4, 4, 2, 1),), hidden=(6,))
+    front = nn.Sequential(Normalize([0.5], [0.25]), body).eval()
+    return {"minmax": (mlp, (6,)), "liresnet": (blocks, (1, 8, 8)), "normalised": (front, (1, 8, 8)), **tiny_nets()}

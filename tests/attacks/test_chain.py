@@ -4,22 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nets import Whole
 from torch import nn
 
 from holdfast.attacks.chain import forward, is_chain, is_plain
 from holdfast.attacks.gradients import input_gradient
 from holdfast.attacks.losses import cross_entropy
-
-
-class Whole(nn.Module):
-    """The same model, but no chain: its gradient comes from autograd."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        return self.model(x)
 
 
 def compare(model, x, y):

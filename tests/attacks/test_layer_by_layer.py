@@ -2,23 +2,13 @@
 
 import pytest
 import torch
+from nets import Whole
 from torch import nn
 
 from holdfast.attacks.chain import _better_as_maps, well_laid_out
 from holdfast.attacks.gradients import _finite, frozen, input_gradient, logits_of
 from holdfast.attacks.losses import cross_entropy
 from holdfast.checks import check_model, check_place, modules_in
-
-
-class Whole(nn.Module):
-    """The same model, but no `Sequential`."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        return self.model(x)
 
 
 class Steps(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import tiny_nets
+from nets import lipschitz_nets
 from torch import nn
 
 import holdfast as hf
@@ -18,7 +18,6 @@ from holdfast.bounds.lipschitz import lipschitz_bound
 from holdfast.certify.gloro import GloRo, bottom
 from holdfast.certify.logit_error import Rounding, _absolute_norm, _tap_norm
 from holdfast.errors import InputError, UnsupportedError
-from holdfast.models import Normalize
 from holdfast.models.layers import MinMax
 from holdfast.models.liresnet import liresnet, minmax_cnn
 
@@ -31,20 +30,9 @@ ATTACKS: tuple[tuple[str, dict[str, int]], ...] = (
 )
 
 
-def nets():
-    """Random networks of every kind, in eval mode, with the shape of their inputs."""
-    torch.manual_seed(1)
-    mlp = nn.Sequential(nn.Linear(6, 8), MinMax(), nn.Linear(8, 8), MinMax(), nn.Linear(8, 4)).eval()
-    blocks = liresnet((1, 8, 8), 3, depth=2, width=4, neck=6, stem=(3, 1, 1)).eval()
-    front = nn.Sequential(
-        Normalize([0.5], [0.25]), minmax_cnn((1, 8, 8), 3, layers=((4, 4, 2, 1),), hidden=(6,))
-    ).eval()
-    return {"minmax": (mlp, (6,)), "liresnet": (blocks, (1, 8, 8)), "normalised": (front, (1, 8, 8)), **tiny_nets()}
-
-
 def supported():
     found = {}
-    for name, (model, shape) in nets().items():
+    for name, (model, shape) in lipschitz_nets().items():
         try:
             lipschitz_bound(trace(model, torch.rand(1, *shape)))
         except UnsupportedError:
