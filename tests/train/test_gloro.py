@@ -253,6 +253,31 @@ def test_any_batch_size_and_float32(loss, count):
     assert bool(value.isfinite())
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_bfloat16_keeps_the_norms_and_nearly_the_gradient(loss):
+    x, y = torch.rand(6, 1, 6, 6), torch.arange(6) % 4
+    gradients, constants = {}, {}
+    for precision in ("float32", "bfloat16"):
+        model = network(torch.float32)
+        value, metrics = gloro(model, x, y, make_context(6, L2(0.3)), loss=loss, precision=precision)
+        assert value.dtype == torch.float32
+        value.backward()
+        gradients[precision] = torch.cat([p.grad.flatten() for p in model.parameters()])
+        constants[precision] = float(metrics["lipschitz"])
+    assert constants["bfloat16"] == constants["float32"]
+    apart = (gradients["bfloat16"] - gradients["float32"]).norm() / gradients["float32"].norm()
+    assert 0 < float(apart) < 0.02
+
+
+def test_bfloat16_refuses_weights_that_it_would_blur():
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(36, 36))
+    model = nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Linear(36, 4))
+    batch = torch.rand(3, 1, 6, 6), torch.arange(3)
+    with pytest.raises(hf.UnsupportedError, match="layer '1' computes its weights"):
+        gloro(model, *batch, make_context(3, L2(0.3)), precision="bfloat16")
+    assert bool(gloro(model, *batch, make_context(3, L2(0.3)))[0].isfinite())
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_load(name):
     recipe = load_recipe(name)
