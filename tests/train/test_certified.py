@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import holdfast as hf
 from contexts import make_context
-from holdfast.bounds import linear
+from holdfast.bounds import fused, linear
 from holdfast.bounds.fused import bend, box_minimum
 from holdfast.bounds.graph import trace, trace_batch
 from holdfast.bounds.region import region
@@ -253,14 +253,35 @@ def test_any_batch_size_and_any_weights(size: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_bending_equals_the_plain_program_and_its_gradients(rows: int) -> None:
+@pytest.mark.parametrize("block", [1, 100, 10**6])
+@pytest.mark.parametrize("last", [False, True])
+def test_bending_equals_the_plain_program_and_its_gradients(rows: int, block: int, last: bool, monkeypatch) -> None:
+    monkeypatch.setattr(fused, "BLOCK", block)
     torch.manual_seed(0)
-    a = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
-    low, up, shift = (torch.rand(2, n, 4, 5, dtype=torch.float64, requires_grad=True) for n in (rows, 1, 1))
+
+    def maps(make, n: int) -> torch.Tensor:
+        """In either order of memory."""
+        values = make(3, n, 2, 4, 5, dtype=torch.float64)
+        values = values.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if last else values
+        return values.requires_grad_()
+
+    a = maps(torch.randn, 3)
+    low, up, shift = (maps(torch.rand, n) for n in (rows, 1, 1))
     carried, added = bend(a, low, up, shift)
+    assert carried.stride() == a.stride()
     assert torch.allclose(carried, a.clamp(min=0) * low + a.clamp(max=0) * up)
     assert torch.allclose(added, (a.clamp(max=0) * shift).flatten(2).sum(2))
     assert torch.autograd.gradcheck(bend, (a, low, up, shift))
+    assert torch.autograd.gradcheck(lambda a: bend(a, *(v.detach() for v in (low, up, shift))), (a,))
+
+
+def test_bending_the_rows_of_no_input() -> None:
+    a, line = torch.zeros(0, 3, 4, requires_grad=True), torch.zeros(0, 1, 4)
+    carried, added = bend(a, line, line, line)
+    (carried.sum() + added.sum()).backward()
+    assert (carried.shape, added.shape) == ((0, 3, 4), (0, 3))
+    assert a.grad is not None
+    assert a.grad.shape == (0, 3, 4)
 
 
 def test_the_minimum_over_a_box_equals_that_over_its_corners() -> None:
@@ -274,18 +295,26 @@ def test_the_minimum_over_a_box_equals_that_over_its_corners() -> None:
     assert torch.autograd.gradcheck(lambda c: box_minimum(c, lower, upper), (c,))
 
 
-def test_training_and_certifying_bounds_agree_on_convolutions() -> None:
-    """With gradients the fused steps are taken, without them windows and buffers: the same numbers."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_training_and_certifying_bounds_agree_on_convolutions(dtype: torch.dtype) -> None:
+    """With gradients the fused steps are taken, in float32 with channels last; without them windows and buffers."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3, 2, 1), nn.ReLU(), nn.Conv2d(3, 4, 3, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
     )
-    model, x = model.double(), torch.rand(4, 1, 8, 8, dtype=torch.float64)
+    model, x = model.to(dtype), torch.rand(4, 1, 8, 8, dtype=dtype)
     y, r = torch.tensor([0, 1, 2, 4]), region(hf.Linf(0.05), x, sound=False)
     relaxed = linear.relaxation(trace(model.eval(), x), r, slopes="adaptive", hidden=False, sound=False)
     with torch.no_grad():
         plain = linear.margin_bounds(relaxed, y)
-    assert torch.allclose(certified_loss(model, x, y, hf.Linf(0.05), CROWN)[2], plain)
+    loss, _, margins, _ = certified_loss(model, x, y, hf.Linf(0.05), CROWN)
+    assert torch.allclose(margins, plain, atol=1e-6)
+    loss.mean().backward()
+    gradient = model[0].weight.grad.clone()
+    model.zero_grad()
+    relaxed = linear.relaxation(trace(model, x), r, slopes="adaptive", hidden=False, sound=False)
+    cross_entropy(-linear.margin_bounds(relaxed, y), y).backward()
+    assert torch.allclose(gradient, model[0].weight.grad, atol=1e-6)
 
 
 # --- Initial weights, schedules and recipes ---------------------------------------------------------------------------

@@ -60,33 +60,71 @@ def ends(middle: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     return lower, upper
 
 
+def channels_last(a: Tensor) -> bool:
+    """Whether the channels of maps (B, M, C, H, W) are neighbours in memory."""
+    return a.ndim == 5 and a.stride(2) == 1 < a.shape[2]
+
+
+def in_rows(a: Tensor, last: bool) -> Tensor:
+    """(B, M, *shape) as (B, M, n), for maps with the channels last if that is how they lie: nothing is moved then."""
+    return a.permute(0, 1, 3, 4, 2).flatten(2) if last else a.flatten(2)
+
+
+def from_rows(rows: Tensor, shape: torch.Size, last: bool) -> Tensor:
+    """Back from `in_rows` to (B, M, *shape)."""
+    if not last:
+        return rows.view(shape)
+    b, m, c, h, w = shape
+    return rows.view(b, m, h, w, c).permute(0, 1, 4, 2, 3)
+
+
+BLOCK = 2**18
+"""Coefficients at a time: what is computed on the way to a result then stays in the cache."""
+
+
 class _Bend(Function):
     """See `bend`."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, low: Tensor, up: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        negative = a.clamp(max=0)
-        carried = torch.addcmul(a * low, negative, up - low)
-        added = torch.bmm(shift.flatten(2), negative.flatten(2).mT)[:, 0]
-        ctx.save_for_backward(a if ctx.needs_input_grad[1] else None, negative, low, up, shift)
+        carried, added = torch.empty_like(a), a.new_empty(a.shape[:2])
+        last, rise = channels_last(a), up - low
+        for some in _blocks(a):
+            negative = a[some].clamp(max=0)
+            torch.mul(a[some], low[some], out=carried[some]).addcmul_(negative, rise[some])
+            added[some] = torch.bmm(in_rows(shift[some], last), in_rows(negative, last).mT)[:, 0]
+        ctx.save_for_backward(a, low, up, shift)
         return carried, added
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Tensor | None, ...]:
-        a, negative, low, up, shift = ctx.saved_tensors
+        a, low, up, shift = ctx.saved_tensors
         need_a, need_low, need_up, need_shift = ctx.needs_input_grad
-        grad_a = grad_low = grad_up = grad_shift = None
-        if need_a:
-            side = torch.lt(negative, 0, out=torch.empty_like(negative))  # 1 where the line above is taken
-            grad_a = torch.addcmul(low, side, up - low).mul_(g)
-            grad_a.addcmul_(side.mul_(shift), h.view(*h.shape, *[1] * (g.ndim - 2)))
-        if need_low:
-            grad_low = (g * (a - negative)).sum_to_size(low.shape)
-        if need_up:
-            grad_up = (g * negative).sum(1, keepdim=True)
-        if need_shift:
-            grad_shift = torch.bmm(h[:, None], negative.flatten(2)).view_as(shift)
+        last, rise = channels_last(a), up - low
+        grad_a = torch.empty_like(a) if need_a else None
+        grad_low, grad_up, grad_shift = (
+            torch.empty_like(v) if need else None for v, need in ((low, need_low), (up, need_up), (shift, need_shift))
+        )
+        for some in _blocks(a):
+            negative = a[some].clamp(max=0)
+            if grad_up is not None:
+                torch.sum(g[some] * negative, 1, keepdim=True, out=grad_up[some])
+            if grad_low is not None:
+                grad_low[some] = (g[some] * (a[some] - negative)).sum_to_size(low[some].shape)
+            if grad_shift is not None:
+                rows = torch.bmm(h[some, None], in_rows(negative, last))
+                grad_shift[some] = from_rows(rows, shift[some].shape, last)
+            if grad_a is not None:
+                side = torch.lt(negative, 0, out=negative)  # 1 where the line above is taken
+                torch.addcmul(low[some], side, rise[some], out=grad_a[some]).mul_(g[some])
+                grad_a[some].addcmul_(side.mul_(shift[some]), h[some].view(-1, h.shape[1], *[1] * (g.ndim - 2)))
         return grad_a, grad_low, grad_up, grad_shift
+
+
+def _blocks(a: Tensor) -> list[slice]:
+    """The inputs in blocks, at least one at a time."""
+    size = max(1, BLOCK * len(a) // max(1, a.numel()))
+    return [slice(i, i + size) for i in range(0, len(a), size)]
 
 
 def bend(a: Tensor, low: Tensor, up: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,6 +56,8 @@ def linear_bound(beta: float, slopes: Callable[[Relaxation, Tensor], LowerSlopes
         return interval_bound
 
     def bound(graph: Graph, r: Region, y: Tensor) -> tuple[Tensor, Relaxation]:
+        if r.threat is None:  # on a box, where no pass through windows needs planes
+            r = replace(r, lower=channels_last(r.lower), upper=channels_last(r.upper))
         relaxed = linear.relaxation(graph, r, slopes="adaptive", hidden=False, sound=False)
         margins = sloped_margins(relaxed, y, slopes(relaxed, y))
         if beta < 1:
@@ -98,9 +100,10 @@ def certified_loss(
         bound: of the margins.
         use_logits: False if the loss looks at the margins alone; the logits then come without gradients.
     """
-    boxes = bound is interval_bound and isinstance(threat, Linf)
-    x = channels_last(x) if boxes else x  # backward passes want planes
-    graph, logits = trace_batch(model, x, use_logits=use_logits or threat.budget == 0, unroll=boxes)
+    boxes = isinstance(threat, Linf)
+    x = channels_last(x) if boxes else x
+    unroll = boxes and bound is interval_bound
+    graph, logits = trace_batch(model, x, use_logits=use_logits or threat.budget == 0, unroll=unroll)
     if threat.budget == 0:
         return cross_entropy(logits, y, reduction="none"), logits, logits.gather(1, y[:, None]) - logits, None
     margins, relaxed = bound(graph, region(threat, x, sound=False), y)
