@@ -325,6 +325,20 @@ def test_random_convolutional_networks_are_sound(data):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_margins_are_bounded_for_the_other_classes_alone(net, method):
+    model, shape = net
+    x, y = torch.rand(5, *shape), torch.tensor([0, 1, 0, 1, 1])
+    r = relaxed(model, x, hf.Linf(0.1), method)
+    every = linear.concretise(r, linear.margin_planes(r, y)).scatter(1, y[:, None], 0.0)
+    assert torch.allclose(linear.margin_bounds(r, y), every, atol=1e-5)
+
+
+def test_a_single_class_has_no_rival():
+    r = relaxed(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), torch.rand(2, 3), hf.Linf(0.1), "crown")
+    assert torch.equal(linear.margin_bounds(r, torch.zeros(2, dtype=torch.long)), torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_inputs_of_a_batch_do_not_see_each_other(net, method):
     model, shape = net
     x = torch.rand(5, *shape)

@@ -12,7 +12,7 @@ from holdfast.bounds.graph import trace
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import region
-from holdfast.bounds.slopes import chord_slopes, optimised_slopes, random_slopes, sloped_margins
+from holdfast.bounds.slopes import chord_slopes, optimised_slopes, random_slopes
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
@@ -28,10 +28,10 @@ def _intervals(r: Relaxation, y: Tensor, noise: Noise) -> Tensor:
 
 RELAXATIONS: dict[str, Rule] = {
     "ibp": _intervals,
-    "crown-ibp": lambda r, y, noise: sloped_margins(r, y, None),
-    "cap-ibp": lambda r, y, noise: sloped_margins(r, y, chord_slopes(r)),
-    "random": lambda r, y, noise: sloped_margins(r, y, random_slopes(r, noise=noise)),
-    "slope-step": lambda r, y, noise: sloped_margins(r, y, optimised_slopes(r, y, noise=noise)),
+    "crown-ibp": lambda r, y, noise: linear.margin_bounds(r, y),
+    "cap-ibp": lambda r, y, noise: linear.margin_bounds(r, y, chord_slopes(r)),
+    "random": lambda r, y, noise: linear.margin_bounds(r, y, random_slopes(r, noise=noise)),
+    "slope-step": lambda r, y, noise: linear.margin_bounds(r, y, optimised_slopes(r, y, noise=noise)),
 }
 """The rules that are compared by default; the hidden bounds are intervals for all of them."""
 

@@ -304,9 +304,24 @@ def output_bounds(r: Relaxation) -> interval.Interval:
     return _refined(r, len(r.graph.nodes) - 1, torch.ones_like(r.intervals[-1][0], dtype=torch.bool))
 
 
-def margin_bounds(r: Relaxation, y: Tensor) -> Tensor:
-    """Lower bounds of z_y - z_j for every class j, (B, K); zero at j = y."""
-    return concretise(r, margin_planes(r, y)).scatter(1, y[:, None], 0.0)
+def other_classes(y: Tensor, classes: int) -> Tensor:
+    """The classes other than the labels y (B,), in order, (B, classes - 1)."""
+    index = torch.arange(classes - 1, device=y.device).expand(len(y), -1)
+    return index + (index >= y[:, None]).to(index)
+
+
+def margin_bounds(r: Relaxation, y: Tensor, slopes: dict[int, Tensor] | None = None) -> Tensor:
+    """Lower bounds of z_y - z_j for every class j, (B, K); zero at j = y.
+
+    Lower slopes (B, 1 or K - 1, *shape) by activation may be given instead of those of the lines.
+    """
+    classes = r.graph.nodes[-1].shape[0]
+    others, found = other_classes(y, classes), r.region.x.new_zeros(len(y), classes)
+    if classes == 1:
+        return found
+    one_hot = torch.eye(classes, dtype=found.dtype, device=y.device)
+    rows = Coefficients(one_hot[y][:, None] - one_hot[others])
+    return found.scatter(1, others, concretise(r, backward(r, len(r.graph.nodes) - 1, rows, slopes)))
 
 
 def margin_planes(r: Relaxation, y: Tensor, slopes: dict[int, Tensor] | None = None) -> Planes:

@@ -2,7 +2,7 @@
 
 Below an unstable ReLU every line through 0 with a slope in [0, 1] is sound (for a leaky ReLU in [its slope, 1]), so the
 slopes are free to serve tightness, or smoothness of the loss in the weights. The rules here give lower slopes by node,
-(B, 1, *shape), the same for all rows of an input, to be passed to `linear.margin_planes`; stable neurons keep the exact
+(B, 1, *shape), the same for all rows of an input, to be passed to `linear.margin_bounds`; stable neurons keep the exact
 line, and activations that are not piecewise linear keep their own.
 
 (Lee, Lee, Park and Lee, "Towards better understanding of training certifiably robust models against adversarial
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from holdfast.bounds import linear, ops
-from holdfast.bounds.coefficients import Coefficients
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.relax import PIECEWISE
 from holdfast.errors import InputError
@@ -113,22 +112,6 @@ def _slope_gradients(r: Relaxation, y: Tensor, slopes: LowerSlopes) -> LowerSlop
     """Gradient of each input's certified loss in its slopes; zero where no positive coefficient meets the neuron."""
     with torch.enable_grad():
         free = {i: slope.requires_grad_() for i, slope in slopes.items()}
-        loss = cross_entropy(-sloped_margins(r, y, free), y, reduction="sum")
+        loss = cross_entropy(-linear.margin_bounds(r, y, free), y, reduction="sum")
         gradients = torch.autograd.grad(loss, list(free.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(free, gradients, strict=True))
-
-
-def other_classes(y: Tensor, classes: int) -> Tensor:
-    """The classes other than the labels y (B,), in order, (B, classes - 1)."""
-    index = torch.arange(classes - 1, device=y.device).expand(len(y), -1)
-    return index + (index >= y[:, None]).to(index)
-
-
-def sloped_margins(r: Relaxation, y: Tensor, slopes: LowerSlopes | None) -> Tensor:
-    """Lower bounds of z_y - z_j with the given lower slopes, (B, K); zero at j = y. None takes the lines' own."""
-    classes = r.graph.nodes[-1].shape[0]
-    others = other_classes(y, classes)
-    one_hot = torch.eye(classes, dtype=r.region.x.dtype, device=y.device)
-    rows = Coefficients(one_hot[y][:, None] - one_hot[others])
-    found = linear.concretise(r, linear.backward(r, len(r.graph.nodes) - 1, rows, slopes))
-    return found.new_zeros(len(y), classes).scatter(1, others, found)

@@ -7,7 +7,7 @@ from holdfast.bounds import linear
 from holdfast.bounds.graph import trace
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import REGIONS, Region
-from holdfast.bounds.slopes import optimised_slopes, sloped_margins
+from holdfast.bounds.slopes import optimised_slopes
 from holdfast.certify.margins import from_margins, worst_margins
 from holdfast.random import Noise
 from holdfast.registry import register
@@ -21,7 +21,7 @@ def one_step_margins(
     """Lower bounds of z_y - z_j, (B, K): interval bounds inside, optimised lower slopes for the margins."""
     relaxed = linear.relaxation(graph, r, slopes="adaptive", hidden=False, sound=sound)
     slopes = optimised_slopes(relaxed, y, noise=noise, steps=steps, step_size=step_size)
-    return sloped_margins(relaxed, y, slopes)
+    return linear.margin_bounds(relaxed, y, slopes)
 
 
 @register(

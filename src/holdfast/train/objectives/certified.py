@@ -27,7 +27,6 @@ from holdfast.bounds.slopes import (
     chord_slopes,
     optimised_slopes,
     random_slopes,
-    sloped_margins,
 )
 from holdfast.random import Noise
 from holdfast.registry import register
@@ -59,7 +58,7 @@ def linear_bound(beta: float, slopes: Callable[[Relaxation, Tensor], LowerSlopes
         if r.threat is None:  # on a box, where no pass through windows needs planes
             r = replace(r, lower=channels_last(r.lower), upper=channels_last(r.upper))
         relaxed = linear.relaxation(graph, r, slopes="adaptive", hidden=False, sound=False)
-        margins = sloped_margins(relaxed, y, slopes(relaxed, y))
+        margins = linear.margin_bounds(relaxed, y, slopes(relaxed, y))
         if beta < 1:
             margins = beta * margins + (1 - beta) * interval.margins(graph, relaxed.intervals, y, sound=False)
         return margins, relaxed

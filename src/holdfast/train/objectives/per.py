@@ -20,7 +20,6 @@ from holdfast.bounds.coefficients import dense
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import BALLS, region
-from holdfast.bounds.slopes import other_classes
 from holdfast.certify.distance import Norm, split
 from holdfast.registry import register
 from holdfast.threats import Threat
@@ -102,7 +101,7 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
 
 def others(values: Tensor, y: Tensor) -> Tensor:
     """The rows (B, K, ...) without that of the label, (B, K - 1, ...)."""
-    return values[torch.arange(len(y), device=y.device)[:, None], other_classes(y, values.shape[1])]
+    return values[torch.arange(len(y), device=y.device)[:, None], linear.other_classes(y, values.shape[1])]
 
 
 def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Threat, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
