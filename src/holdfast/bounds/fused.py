@@ -60,18 +60,18 @@ def ends(middle: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     return lower, upper
 
 
-def channels_last(a: Tensor) -> bool:
+def _lies_last(a: Tensor) -> bool:
     """Whether the channels of maps (B, M, C, H, W) are neighbours in memory."""
     return a.ndim == 5 and a.stride(2) == 1 < a.shape[2]
 
 
-def in_rows(a: Tensor, last: bool) -> Tensor:
+def _in_rows(a: Tensor, last: bool) -> Tensor:
     """(B, M, *shape) as (B, M, n), for maps with the channels last if that is how they lie: nothing is moved then."""
     return a.permute(0, 1, 3, 4, 2).flatten(2) if last else a.flatten(2)
 
 
-def from_rows(rows: Tensor, shape: torch.Size, last: bool) -> Tensor:
-    """Back from `in_rows` to (B, M, *shape)."""
+def _from_rows(rows: Tensor, shape: torch.Size, last: bool) -> Tensor:
+    """Back from `_in_rows` to (B, M, *shape)."""
     if not last:
         return rows.view(shape)
     b, m, c, h, w = shape
@@ -88,11 +88,11 @@ class _Bend(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, low: Tensor, up: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         carried, added = torch.empty_like(a), a.new_empty(a.shape[:2])
-        last, rise = channels_last(a), up - low
+        last, rise = _lies_last(a), up - low
         for some in _blocks(a):
             negative = a[some].clamp(max=0)
             torch.mul(a[some], low[some], out=carried[some]).addcmul_(negative, rise[some])
-            added[some] = torch.bmm(in_rows(shift[some], last), in_rows(negative, last).mT)[:, 0]
+            added[some] = torch.bmm(_in_rows(shift[some], last), _in_rows(negative, last).mT)[:, 0]
         ctx.save_for_backward(a, low, up, shift)
         return carried, added
 
@@ -100,7 +100,7 @@ class _Bend(Function):
     def backward(ctx: Any, g: Tensor, h: Tensor) -> tuple[Tensor | None, ...]:
         a, low, up, shift = ctx.saved_tensors
         need_a, need_low, need_up, need_shift = ctx.needs_input_grad
-        last, rise = channels_last(a), up - low
+        last, rise = _lies_last(a), up - low
         grad_a = torch.empty_like(a) if need_a else None
         grad_low, grad_up, grad_shift = (
             torch.empty_like(v) if need else None for v, need in ((low, need_low), (up, need_up), (shift, need_shift))
@@ -112,8 +112,8 @@ class _Bend(Function):
             if grad_low is not None:
                 grad_low[some] = (g[some] * (a[some] - negative)).sum_to_size(low[some].shape)
             if grad_shift is not None:
-                rows = torch.bmm(h[some, None], in_rows(negative, last))
-                grad_shift[some] = from_rows(rows, shift[some].shape, last)
+                rows = torch.bmm(h[some, None], _in_rows(negative, last))
+                grad_shift[some] = _from_rows(rows, shift[some].shape, last)
             if grad_a is not None:
                 side = torch.lt(negative, 0, out=negative)  # 1 where the line above is taken
                 torch.addcmul(low[some], side, rise[some], out=grad_a[some]).mul_(g[some])
@@ -122,7 +122,9 @@ class _Bend(Function):
 
 
 def _blocks(a: Tensor) -> list[slice]:
-    """The inputs in blocks, at least one at a time."""
+    """The inputs in blocks, at least one at a time; all at once where there is no cache to think of."""
+    if a.device.type != "cpu":
+        return [slice(None)]
     size = max(1, BLOCK * len(a) // max(1, a.numel()))
     return [slice(i, i + size) for i in range(0, len(a), size)]
 
