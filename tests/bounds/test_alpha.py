@@ -97,6 +97,25 @@ def test_the_certificate_keeps_what_crown_proves_and_proves_more():
     assert not bool((ours.certified & hf.attack(model, x, y, threat).success).any())
 
 
+def test_only_classes_that_are_not_ruled_out_are_optimised():
+    """Each input has another number of open classes; the open ones end where they would with all rows."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 6)).eval()
+    with torch.no_grad():
+        for layer in (model[0], model[2], model[4]):
+            layer.weight.mul_(1.7)
+    x, ascent = torch.rand(12, 6), Ascent(iterations=6, hope=torch.inf)
+    y, threat = model(x).argmax(1), hf.Linf(0.1)
+    r = linear.relaxation(trace(model, x), region(threat, x, sound=False), slopes="adaptive", hidden=True, sound=False)
+    crown = linear.margin_bounds(r, y)
+    every = alpha.optimise(r, linear.margin_rows(r, y), ascent)
+    open_ = (crown <= 0).scatter(1, y[:, None], False)
+    assert len(set(open_.sum(1).tolist())) > 2
+    best = torch.where(open_, every, crown).scatter(1, y[:, None], torch.inf).amin(1)
+    ours = hf.certify(model, x, y, threat, "alpha-crown", ascent=ascent, sound=False).margin
+    assert torch.allclose(ours, best, atol=1e-4)
+
+
 def test_auto_is_as_good_as_its_best_step_and_stops_where_it_must():
     model, shape = tiny_nets()["residual"]
     x = torch.rand(40, *shape)

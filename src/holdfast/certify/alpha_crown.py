@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from holdfast.bounds import alpha, linear
 from holdfast.bounds.alpha import ASCENT, Ascent
+from holdfast.bounds.coefficients import Coefficients
 from holdfast.bounds.graph import trace
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import REGIONS, Region
@@ -59,18 +60,26 @@ def alpha_crown(
 
 @torch.no_grad()
 def _climb(graph: Graph, r: Region, y: Tensor, ascent: Ascent, least: Tensor, *, sound: bool) -> Tensor:
-    """CROWN's margins (B, K), made better where the smallest of an input is not positive and at least `least` (B,)."""
+    """CROWN's margins (B, K), those that are not positive made better where the smallest is at least `least` (B,)."""
     relaxed = linear.relaxation(graph, r, slopes="adaptive", hidden=True, sound=sound)
     margins = linear.margin_bounds(relaxed, y)
-    smallest = margins.scatter(1, y[:, None], torch.inf).amin(1)
+    rivals = margins.scatter(1, y[:, None], torch.inf)
+    smallest = rivals.amin(1)
     open_ = ((smallest <= 0) & (smallest >= least)).nonzero()[:, 0]
     if len(open_) == 0:
         return margins
     if ascent.joint:
         better = alpha.margin_bounds(graph, r.select(open_), y[open_], ascent, sound=sound)
-    else:
-        left = alpha.select(relaxed, open_)
-        better = alpha.optimise(left, linear.margin_rows(left, y[open_]), ascent)
-        better = better.scatter(1, y[open_][:, None], 0.0)
-    margins[open_] = torch.maximum(margins[open_], better)
+        margins[open_] = torch.maximum(margins[open_], better)
+        return margins
+    # Every row has slopes of its own, so that those of classes that are ruled out already can be left out: each input
+    # has as many rows as the one with the most that are open.
+    left, whole = alpha.select(relaxed, open_), margins[open_]
+    not_yet = rivals[open_] <= 0
+    rows = not_yet.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : int(not_yet.sum(1).max())]
+    start = linear.margin_rows(left, y[open_]).values
+    start = start.gather(1, rows[..., None].expand(*rows.shape, start.shape[2]))
+    better = alpha.optimise(left, Coefficients(start), ascent)
+    whole = whole.scatter(1, rows, torch.maximum(whole.gather(1, rows), better))
+    margins[open_] = whole.scatter(1, y[open_][:, None], 0.0)
     return margins
