@@ -13,6 +13,15 @@ from holdfast.errors import UnsupportedError
 QUICK = Ascent(iterations=5)
 
 
+def steep(width, classes):
+    """Two hidden layers with weights so large that CROWN leaves margins open."""
+    model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
+    with torch.no_grad():
+        for layer in (model[0], model[2], model[4]):
+            layer.weight.mul_(1.7)
+    return model.eval()
+
+
 @pytest.mark.parametrize("ascent", [QUICK, Ascent(iterations=4, joint=True)], ids=["fixed", "joint"])
 def test_sound_at_ten_thousand_points_and_never_looser_than_crown(net, ascent):
     model, shape = net
@@ -76,10 +85,7 @@ def test_selecting_inputs_gives_their_own_bounds():
 
 def test_the_certificate_keeps_what_crown_proves_and_proves_more():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3)).eval()
-    with torch.no_grad():
-        for layer in (model[0], model[2], model[4]):
-            layer.weight.mul_(1.7)
+    model = steep(40, 3)
     x = torch.rand(200, 6)
     y = model(x).argmax(1)
     threat = hf.Linf(0.08)
@@ -100,10 +106,7 @@ def test_the_certificate_keeps_what_crown_proves_and_proves_more():
 def test_only_classes_that_are_not_ruled_out_are_optimised():
     """Each input has another number of open classes; the open ones end where they would with all rows."""
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 6)).eval()
-    with torch.no_grad():
-        for layer in (model[0], model[2], model[4]):
-            layer.weight.mul_(1.7)
+    model = steep(20, 6)
     x, ascent = torch.rand(12, 6), Ascent(iterations=6, hope=torch.inf)
     y, threat = model(x).argmax(1), hf.Linf(0.1)
     r = linear.relaxation(trace(model, x), region(threat, x, sound=False), slopes="adaptive", hidden=True, sound=False)
