@@ -95,6 +95,7 @@ QUICK_ATTACKS = {
     "patch-pgd": {"steps": 5, "restarts": 3, "probes": 16, "together": 2, "step_size": 0.2},
     "sparse-pgd": {"steps": 5, "restarts": 2},
     "sparse-rs": {"queries": 30},
+    "substitute": {"rounds": 2, "steps": 8, "copies": 4},
     "spsa": {"steps": 4, "samples": 8, "step_size": 0.03},
     "nes": {"steps": 4, "samples": 8},
     "cw": {"steps": 6, "rounds": 2, "c": 0.1},

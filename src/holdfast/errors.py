@@ -21,7 +21,10 @@ class StorageError(HoldfastError, OSError):
 
 
 class SoundnessError(HoldfastError):
-    """A certified input was broken by an attack. This is always a bug in Holdfast."""
+    """A proof contradicts itself or the model: a certified input was broken, or a lower bound lies above an upper one.
+
+    This is always a bug in Holdfast.
+    """
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

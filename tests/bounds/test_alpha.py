@@ -71,6 +71,19 @@ def test_one_hidden_layer_against_a_search_over_all_slopes():
     assert abs(found - max(grid)) < 1e-4
 
 
+def test_stable_neurons_keep_their_exact_line_whatever_the_ascent_found():
+    """Neurons x + 1, x - 2 and x - 0.5 around x = 0.5: always on, always off, and either. Slope 0.5 is for the last."""
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    model[0].weight.data, model[0].bias.data = torch.ones(3, 1), torch.tensor([1.0, -2.0, -0.5])
+    x = torch.tensor([[0.5]])
+    r = linear.relaxation(
+        trace(model, x), region(hf.Linf(0.25), x, sound=False), slopes="adaptive", hidden=True, sound=False
+    )
+    (node,) = r.lines
+    held = alpha._held(r, {node: torch.full((1, 2, 3), 0.5)})
+    assert held[node].tolist() == [[[1.0, 0.0, 0.5]] * 2]
+
+
 def test_selecting_inputs_gives_their_own_bounds():
     model, shape = tiny_nets()["residual"]
     x = torch.rand(6, *shape)

@@ -145,7 +145,7 @@ def test_a_model_that_tracing_misreads_is_refused():
 
     model = Hidden().eval()
     model.register_forward_hook(lambda module, args, output: output + 1)
-    with pytest.raises(UnsupportedError, match="does not reproduce"):
+    with pytest.raises(UnsupportedError, match="forward hook"):
         trace(model, torch.rand(1, 4))
 
 
@@ -183,3 +183,54 @@ def test_a_parametrised_layer_with_a_forward_of_its_own_is_looked_into():
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(Halved(3, 2))).eval()
     x = torch.rand(4, 3)
     assert torch.allclose(trace(model, x).forward(x), model(x))
+
+
+class Shortcut(nn.Module):
+    """A residual block whose shortcut is given: relu(conv(x) + shortcut(x)), batch norm by its function."""
+
+    def __init__(self, shortcut):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head, self.shortcut = nn.Conv2d(2, 6, 3, 2, 1), nn.Linear(6 * 4 * 3, 3), shortcut
+        self.register_buffer("mean", torch.rand(6))
+        self.register_buffer("var", torch.rand(6) + 0.5)
+
+    def forward(self, x):
+        h = F.batch_norm(self.conv(x), self.mean, self.var, eps=1e-3)
+        return self.head(torch.relu(h + self.shortcut(x)).unflatten(0, (-1, 1)).squeeze(1).flatten(1))
+
+
+def test_padding_and_slices_equal_the_convolution_that_does_the_same():
+    """Shortcuts that take every second pixel and pad the channels with zeros, against a 1 x 1 convolution."""
+    sliced = Shortcut(Lambda(lambda x: F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2), "constant", 0)))
+    conv = nn.Conv2d(2, 6, 1, 2, bias=False)
+    with torch.no_grad():
+        conv.weight.zero_()[torch.tensor([2, 3]), torch.tensor([0, 1])] = 1.0
+    x, y = torch.rand(2, 2, 7, 5), torch.tensor([0, 1])
+    models = [sliced.eval(), Shortcut(conv).eval()]
+    assert torch.allclose(trace(sliced, x).forward(x), models[1](x), atol=1e-6)
+    for method in ("ibp", "crown"):
+        ours, theirs = (hf.bounds(model, x, hf.Linf(0.05), method) for model in models)
+        assert torch.allclose(ours.lower, theirs.lower, atol=1e-5)
+        assert torch.allclose(ours.upper, theirs.upper, atol=1e-5)
+    for method, threat in (("milp", hf.Linf(0.01)), ("bcp", hf.L2(0.01)), ("gloro", hf.L2(0.01))):
+        ours, theirs = (hf.certify(model, x, y, threat, method).margin for model in models)
+        assert torch.allclose(ours, theirs, atol=1e-4), method
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: F.batch_norm(x, None, None, training=True), "statistics of the batch"),
+        (lambda x: F.pad(x, (1, 1), value=1.0), "only zeros"),
+        (lambda x: F.pad(x, (1, 1), mode="circular"), "only zeros"),
+        (lambda x: F.pad(x, (0, 0, 1, 0)), "only zeros"),
+        (lambda x: x[0], "behind the whole batch"),
+        (lambda x: x[:1], "behind the whole batch"),
+        (lambda x: x[..., 0, :], "behind the whole batch"),
+        (lambda x: x[:, [0, 1]], "behind the whole batch"),
+    ],
+)
+def test_what_would_mix_the_inputs_of_a_batch_is_refused(function, message):
+    with pytest.raises(UnsupportedError, match=f"layer '.*{message}"):
+        trace(nn.Sequential(Lambda(function)).eval(), torch.rand(2, 4))

@@ -1,4 +1,5 @@
 import itertools
+from fractions import Fraction
 
 import pytest
 import torch
@@ -184,3 +185,60 @@ def test_pairs_in_few_passes_have_the_gradients_of_plain_sums(function):
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-15)
     assert torch.autograd.gradcheck(function, (a, b))
     assert torch.autograd.gradgradcheck(function, (a, b))
+
+
+def test_margins_of_the_merged_last_layer_are_rounded_down():
+    """At a point the exact margin is known: the sound bound is never above it, the other one often is."""
+    model = nn.Linear(300, 5).eval()
+    x = torch.rand(200, 300)
+    y = model(x).argmax(1)
+    exact = nn.functional.linear(x.double(), model.weight.double(), model.bias.double()).detach()
+    exact = exact.gather(1, y[:, None]) - exact
+    sound, plain = (interval.margin_bounds(trace(model, x), x, x, y, sound=s).detach().double() for s in (True, False))
+    assert bool((sound <= exact).all())
+    assert int((plain > exact).sum()) > 100
+    assert float((exact - sound).max()) < 1e-3
+
+
+def test_logits_of_a_point_are_rounded_outward():
+    """The exact logits lie within the sound bounds of one long layer; float32 by itself misses most of them."""
+    model = nn.Linear(300, 5).eval()
+    x = torch.rand(200, 300)
+    exact = nn.functional.linear(x.double(), model.weight.double(), model.bias.double()).detach()
+    low, high = (end.detach().double() for end in interval.output_bounds(trace(model, x), x, x, sound=True))
+    assert bool((low <= exact).all())
+    assert bool((exact <= high).all())
+    assert float((high - low).max()) < 1e-3
+    assert int((model(x).double() != exact).sum()) > 500
+
+
+def test_margins_of_one_linear_layer_are_exact():
+    """The difference of two logits is linear: its least value is at a corner of the box."""
+    model = nn.Linear(6, 4).double().eval()
+    x, y = torch.rand(5, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 1])
+    lower, upper = hf.Linf(0.2).box(x)
+    corners = torch.stack(
+        [torch.where(torch.tensor(choice), lower, upper) for choice in itertools.product([True, False], repeat=6)]
+    )
+    logits = model(corners)
+    exact = (logits.gather(2, y.expand(len(corners), -1)[..., None]) - logits).amin(0)
+    for sound in (False, True):
+        margins = interval.margin_bounds(trace(model, x), lower, upper, y, sound=sound)
+        assert torch.allclose(margins, exact, rtol=0, atol=1e-12)
+
+
+def test_products_that_underflow_are_within_the_sound_bounds():
+    """Ten products of 1e-30 and -+1e-20 are zero in float32; their exact sum is the margin, and it is negative."""
+    model = nn.Linear(10, 2, bias=False).eval()
+    model.weight.data = torch.full((2, 10), 1e-30) * torch.tensor([[-1.0], [1.0]])
+    x, y = torch.full((1, 10), 1e-20), torch.tensor([0])
+    exact = [
+        sum(Fraction(w) * Fraction(v) for w, v in zip(row, x[0].tolist(), strict=True)) for row in model.weight.tolist()
+    ]
+    assert model(x).tolist() == [[0.0, 0.0]]
+    graph = trace(model, x)
+    low, high = interval.output_bounds(graph, x, x, sound=True)
+    assert all(a <= z <= b for a, z, b in zip(low[0].tolist(), exact, high[0].tolist(), strict=True))
+    margin = interval.margin_bounds(graph, x, x, y, sound=True)[0, 1].item()
+    assert margin <= exact[0] - exact[1] < 0
+    assert margin > -1e-35

@@ -231,6 +231,18 @@ def test_sound_bounds_contain_the_plain_and_the_float64_ones(name, method):
         assert bool((high >= other[1]).all())
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_maximum_of_inputs_is_between_its_largest_lower_and_upper_end(method):
+    """Max pooling of a box that holds negative values: which input is the largest is open in most windows."""
+    model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten()).eval()
+    x = torch.rand(20, 1, 4, 4, dtype=torch.float64) - 0.7
+    lower, upper = hf.Linf(0.2, low=-1.0).box(x)
+    low, high = linear.output_bounds(relaxed(model, x, hf.Linf(0.2, low=-1.0), method))
+    assert torch.allclose(low, model(lower), rtol=0, atol=1e-12)
+    assert torch.allclose(high, model(upper), rtol=0, atol=1e-12)
+    assert bool((high < 0).any())
+
+
 def test_linear_bounds_are_tighter_than_intervals_on_average():
     for name in ("mlp", "smooth", "cnn", "residual"):
         model, shape = tiny_nets()[name]

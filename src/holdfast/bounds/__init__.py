@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds import alpha, interval, linear
+from holdfast.bounds import affine, alpha, interval, linear
 from holdfast.bounds import dual as _dual  # noqa: F401  (registers 'cap')
 from holdfast.bounds.alpha import ASCENT, Ascent
 from holdfast.bounds.graph import trace
 from holdfast.bounds.inputs import boxes
+from holdfast.bounds.interval import check_order
 from holdfast.bounds.region import REGIONS, Region, region
 from holdfast.bounds.relax import Slopes
-from holdfast.checks import check_task
+from holdfast.checks import check_precision, check_task
 from holdfast.errors import HoldfastError
 from holdfast.registry import get, register
 from holdfast.results import Bounds
@@ -43,6 +44,7 @@ def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", *
     """
     entry = get("bounds", method)
     entry.check(threat if isinstance(threat, Threat) else None, options)
+    check_precision(x)
     check_task(model, x, None, threat)
     result: Bounds = entry.function(model, x, threat, **options)
     if not (bool(torch.isfinite(result.lower).all()) and bool(torch.isfinite(result.upper).all())):
@@ -50,7 +52,11 @@ def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", *
             f"the bounds of '{method}' overflowed: the weights or the budget are too large for {x.dtype}. "
             "Convert model and inputs to float64, or take a smaller budget."
         )
-    return result
+    if options.get("sound", True):
+        check_order(result.lower, result.upper, f"the logits by '{method}'")
+        return result
+    # Without a term for rounding the two may cross by rounding alone.
+    return Bounds(torch.minimum(result.lower, result.upper), torch.maximum(result.lower, result.upper))
 
 
 def _over_boxes(
@@ -84,10 +90,10 @@ def ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chun
         sound: widen every interval by what rounding can do.
         chunk: boxes in memory at a time.
     """
-    graph = trace(model, x)
+    graph = trace(model, x, threat)
 
     def one(r: Region) -> interval.Interval:
-        return linear.relaxation(graph, r, slopes=None, hidden=False, sound=sound).intervals[-1]
+        return affine.interval_bounds(graph, r, sound=sound)
 
     return _over_boxes(threat, x, sound, chunk, one)
 
@@ -159,7 +165,7 @@ def alpha_crown(
         sound: account for rounding.
         chunk: boxes in memory at a time, for patches.
     """
-    graph = trace(model, x)
+    graph = trace(model, x, threat)
 
     def one(r: Region) -> interval.Interval:
         return alpha.output_bounds(graph, r, ascent, sound=sound)
@@ -170,7 +176,7 @@ def alpha_crown(
 def _linear(
     model: nn.Module, x: Tensor, threat: Threat, slopes: Slopes, hidden: bool, sound: bool, chunk: int
 ) -> Bounds:
-    graph = trace(model, x)
+    graph = trace(model, x, threat)
 
     def one(r: Region) -> interval.Interval:
         return linear.output_bounds(linear.relaxation(graph, r, slopes=slopes, hidden=hidden, sound=sound))

@@ -57,6 +57,7 @@ def select(r: Relaxation, index: Tensor) -> Relaxation:
         intervals=[(low[index], high[index]) for low, high in r.intervals],
         lines={k: lines(line) for k, line in r.lines.items()},
         errors={k: error[index] for k, error in r.errors.items()},
+        losses={k: loss[index] for k, loss in r.losses.items()},
     )
 
 

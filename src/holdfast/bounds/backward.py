@@ -10,7 +10,7 @@ from holdfast.bounds import fused, interval, ops
 from holdfast.bounds.coefficients import Coefficients, Window, clean, dense, dot, inner, seen
 from holdfast.bounds.ops import Graph, Node
 from holdfast.bounds.relax import Lines, relax
-from holdfast.bounds.rounding import gamma, unit
+from holdfast.bounds.rounding import gamma, underflow, unit
 from holdfast.errors import UnsupportedError
 
 Step = tuple[list[Coefficients], Tensor | None]
@@ -104,7 +104,7 @@ def _activation(c: Coefficients, lines: Lines, given: Tensor | None, before: int
     """Positive coefficients take the line below, negative ones the line above.
 
     With p the positive part of a: p * low + (a - p) * up = a * up + p * (low - up), and likewise for the shifts.
-    Rounding leaves the slope of a line off by at most 4 u, which costs 4 u |a| |z|.
+    Rounding leaves the slope of a line off by at most 4 u, which costs 4 u |a| |z|; a shift may have underflowed.
     """
     a, up = c.values, seen(lines.upper_slope, c)
     if torch.is_grad_enabled() and not sound and c.window is None and lines.lower_shift is None and len(a) == len(up):
@@ -127,7 +127,9 @@ def _activation(c: Coefficients, lines: Lines, given: Tensor | None, before: int
             else torch.maximum(lines.upper_shift.abs(), lines.lower_shift.abs())
         )
         terms = a[(0,) * len(c.rows)].numel()
-        vectors.append((2.0, seen(8 * unit(a.dtype) * size + 4 * gamma(terms, a.dtype) * shifts, c)))
+        vectors.append(
+            (2.0, seen(8 * unit(a.dtype) * size + 4 * gamma(terms, a.dtype) * shifts + underflow(0, a.dtype), c))
+        )
     whole = [inner(a, c, v) for _, v in vectors]
     carried = a * up
     overwrite = not torch.is_grad_enabled()

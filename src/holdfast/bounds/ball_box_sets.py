@@ -21,7 +21,7 @@ from holdfast.bounds.interval import EXACT, ULPS, Interval
 from holdfast.bounds.lipschitz_layers import activation_slope, in_double, merge_affine, overlap, plus_identity, refusal
 from holdfast.bounds.ops import Affine, Graph, Node, Shape, evaluate
 from holdfast.bounds.region import Region
-from holdfast.bounds.rounding import gamma, underflow, unit
+from holdfast.bounds.rounding import gamma, norm_above, underflow, unit
 from holdfast.bounds.spectral import linear_part
 from holdfast.threats import L1, L2, norm_2
 
@@ -95,7 +95,8 @@ class Propagation:
                 return self._affine(node, node.op, centre, box)
             case ops.Activation():
                 rounding = 0.0 if node.op.kind in EXACT else 2 * ULPS * self.u
-                return self._here(centre, box, self.ball(node.inputs[0]) * activation_slope(node, node.op), rounding)
+                slope = activation_slope(node, node.op)
+                return self._here(centre, box, self.ball(node.inputs[0]) * slope, rounding, node.op.error)
             case ops.MaxPool():
                 return self._here(centre, box, self.ball(node.inputs[0]) * overlap(node.op, node.shape) ** 0.5, 0.0)
             case ops.MinMax():  # sorting is 1-Lipschitz
@@ -112,10 +113,12 @@ class Propagation:
                 return self._here(centre, box, torch.linalg.vector_norm(radii, dim=0), 0.0)
         raise refusal(node, type(node.op).__name__)
 
-    def _here(self, centre: Tensor, box: Interval, rho: Tensor, rounding: float) -> BallBox:
-        """A ball around the centre; each value is rounded by `rounding` relative to it, there and at the centre."""
+    def _here(self, centre: Tensor, box: Interval, rho: Tensor, rounding: float, off: float = 0.0) -> BallBox:
+        """A ball around the centre; values and centre are off by `rounding` relative to their size, plus `off`."""
         if self.sound:
-            error = 2 * (rounding * _largest(*box) + underflow(0, centre.dtype)) if rounding else None
+            error = None
+            if rounding or off:
+                error = 2 * (rounding * _largest(*box) + (off + underflow(0, centre.dtype)))
             rho = (rho if error is None else rho + _length(error)) * UP
         return BallBox(centre, *box, rho, len(self.values))
 
@@ -163,10 +166,11 @@ class Propagation:
 
 def input_radius(r: Region, *, sound: bool) -> Tensor:
     """Radius of the smallest ball around x that holds the region, (B,): sqrt(N) eps for linf away from the range."""
-    corner = norm_2(torch.maximum(r.upper - r.x, r.x - r.lower))
+    apart = torch.maximum(r.upper - r.x, r.x - r.lower)
+    corner = norm_2(apart)
     count, u = r.x[:1].numel(), unit(r.x.dtype)
     if sound:
-        corner = corner * (1 + gamma(count, r.x.dtype))
+        corner = norm_above(apart.flatten(1)).to(corner) * (1 + gamma(count, r.x.dtype))
     if not isinstance(r.threat, L1 | L2):
         return corner
     eps = corner.new_tensor(r.threat.eps) if r.eps is None else r.eps
@@ -181,7 +185,7 @@ def _largest(lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def _length(error: Tensor) -> Tensor:
-    return norm_2(error.double()) * UP
+    return norm_above(error.flatten(1)) * UP
 
 
 def _row_norms(op: Affine) -> Tensor | None:

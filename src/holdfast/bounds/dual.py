@@ -195,7 +195,7 @@ def cap(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True) -> B
         threat: a ball; the valid range of the inputs is used.
         sound: account for rounding; the equal bound of `fastlin` is then computed, which has the error terms.
     """
-    graph, r = trace(model, x), region(threat, x, sound=sound)
+    graph, r = trace(model, x, threat), region(threat, x, sound=sound)
     check_chain(graph)
     if sound:
         return Bounds(*linear.output_bounds(linear.relaxation(graph, r, slopes="parallel", hidden=True, sound=True)))

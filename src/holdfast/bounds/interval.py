@@ -12,12 +12,25 @@ from holdfast.bounds import ops
 from holdfast.bounds.fused import ends, halves
 from holdfast.bounds.ops import Graph, Node
 from holdfast.bounds.rounding import gamma, underflow, unit
-from holdfast.errors import UnsupportedError
+from holdfast.errors import SoundnessError, UnsupportedError
 
 Interval = tuple[Tensor, Tensor]
 
 EXACT = {"relu", "relu6", "hardtanh"}  # selections and clippings: no rounding
 ULPS = 8  # of a transcendental function in torch's vectorised kernels, generously
+
+
+def check_order(lower: Tensor, upper: Tensor, name: str) -> None:
+    """Refuse bounds of `name` that contradict each other; bounds that account for rounding never do.
+
+    Raises:
+        SoundnessError: a lower bound lies above its upper bound.
+    """
+    if bool((lower > upper).any()):
+        raise SoundnessError(
+            f"a lower bound of {name} lies above its upper bound. This is a bug in Holdfast: nothing that follows from "
+            "these bounds is proved. Please report it with the model."
+        )
 
 
 def propagate(graph: Graph, lower: Tensor, upper: Tensor, *, sound: bool) -> list[Interval]:
@@ -32,7 +45,7 @@ def step(node: Node, intervals: list[Interval], *, sound: bool) -> Interval:
         case ops.Affine():
             return affine(node.op, lower, upper, sound=sound)
         case ops.Activation():
-            bounds = node.op.function(lower), node.op.function(upper)
+            bounds = node.op.ends(lower, upper)
             return bounds if not sound or node.op.kind in EXACT else widen(*bounds, ulps=ULPS)
         case ops.MaxPool() | ops.MinMax() | ops.Unroll():
             return node.op.apply(lower), node.op.apply(upper)
@@ -65,7 +78,7 @@ def centre_radius(lower: Tensor, upper: Tensor, *, sound: bool) -> Interval:
         return halves(lower, upper)
     centre = (lower + upper) / 2
     radius = torch.maximum(upper - centre, centre - lower)
-    return centre, radius * (1 + 4 * unit(lower.dtype))
+    return centre, radius * (1 + 4 * unit(lower.dtype)) + underflow(0, lower.dtype)
 
 
 def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Interval:
@@ -74,7 +87,8 @@ def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Inte
     Rounding: the product with the centre is off by g (|A| |c| + |b|), g = gamma(terms); an evaluation in floating point
     at a point of the box by g (|A| (|c| + r) + |b|). The centre and the two ends are off by a few u (|c| + r) or, after
     the product, u (|A| |c| + |b| + spread). All of it is covered by enlarging the radius by (2 g + 16 u) (|c| + r)
-    before the product with |A|, the bias likewise, and everything by the factor 1 + 4 g for that product itself.
+    before the product with |A|, the bias likewise, and everything by the factor 1 + 4 g for that product itself. Halves
+    and products that underflow add the smallest normal numbers, before the product with |A| and after it.
     """
     if not sound:
         centre, radius = halves(lower, upper)
@@ -86,6 +100,7 @@ def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Inte
     g, u = gamma(op.terms, lower.dtype), unit(lower.dtype)
     extra, grow = 2 * g + 16 * u, 1 + 4 * g
     radius = torch.add((upper - lower) * (0.5 * (1 + extra) * grow), centre.abs(), alpha=extra * grow)
+    radius = radius + underflow(0, lower.dtype)
     spread = op.apply_abs(radius, extra * grow, underflow(op.terms, lower.dtype))
     return middle - spread, middle + spread
 
@@ -132,4 +147,5 @@ def _elided(op: ops.Linear, lower: Tensor, upper: Tensor, y: Tensor, *, sound: b
     g = gamma(op.terms, lower.dtype)
     error = F.linear(centre.abs() + radius, op.weight.abs(), op.bias_abs)
     error = 2 * (error + error.gather(1, y[:, None]))
-    return merged - (g * (error + 4 * spread) * (1 + 4 * g) + underflow(op.terms, lower.dtype))
+    lost = 4 * underflow(op.terms, lower.dtype) + underflow(0, lower.dtype) * radius.sum(1, keepdim=True)
+    return merged - (g * (error + 4 * spread) * (1 + 4 * g) + lost)

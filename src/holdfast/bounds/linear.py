@@ -6,7 +6,8 @@ replaced by a line below it where A is positive and by a line above it where A i
 
 Rounding (sound=True): the coefficients that were computed are taken as they are; carrying them through an affine layer
 then misses the exact functional by at most gamma <|A|, |W| |z| + |b|>, with |z| from the interval bounds, which is
-subtracted. The same term again covers the rounding of the network itself when it is run.
+subtracted. The same term again covers the rounding of the network itself when it is run. Coefficients that underflow
+are off by the smallest normal number each, whatever their size: that number times the sum of |z| is subtracted too.
 """
 
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class Relaxation:
         intervals: bounds of every node, (B, *shape) each.
         lines: for every activation, by node.
         errors: for every node that rounds, what one unit of coefficient costs, (B, *shape); empty if not sound.
+        losses: for every node, what coefficients that underflow on the way through it cost, (B,); empty if not sound.
     """
 
     graph: Graph
@@ -57,6 +59,7 @@ class Relaxation:
     intervals: list[interval.Interval] = field(default_factory=list)
     lines: dict[int, Lines] = field(default_factory=dict)
     errors: dict[int, Tensor] = field(default_factory=dict)
+    losses: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,14 +102,16 @@ def relaxation(
     r = Relaxation(graph, region, sound)
     r.intervals.append((region.lower, region.upper))
     users = _users(graph)
-    flat = {0}  # nodes reached from the input by scaling and reshaping alone: the image of a box is a box
+    if slopes is not None:
+        _draw_lines(r, 0, users[0], slopes)
+    flat = {0}  # nodes whose values each read one value of the input, or none: the image of a box is a box
     for i, node in enumerate(graph.nodes[1:], start=1):
         bounds = interval.step(node, [r.intervals[j] for j in node.inputs], sound=sound)
         if rows is not None and i in rows.known:
             bounds = torch.maximum(bounds[0], rows.known[i][0]), torch.minimum(bounds[1], rows.known[i][1])
         r.intervals.append(bounds)
         first = isinstance(node.op, ops.Affine) and node.inputs[0] in flat
-        if node.inputs[0] in flat and isinstance(node.op, ops.Scale | ops.Reshape):
+        if node.inputs[0] in flat and (isinstance(node.op, ops.Scale | ops.Reshape) or _single(node.op)):
             flat.add(i)
         if sound and slopes is not None:
             _note_rounding(r, i, users[i])
@@ -114,14 +119,25 @@ def relaxation(
             r.intervals[i] = _refined(r, i, torch.ones_like(bounds[0], dtype=torch.bool))
         if slopes is None:
             continue
-        nonlinear = [k for k in users[i] if isinstance(graph.nodes[k].op, NONLINEAR)]
-        if nonlinear and hidden and not first:
+        if hidden and not first and any(isinstance(graph.nodes[k].op, NONLINEAR) for k in users[i]):
             r.intervals[i] = _refined(r, i, open_neurons(r, i), rows)
-        for k in nonlinear:
-            op = graph.nodes[k].op
-            if isinstance(op, ops.Activation):
-                r.lines[k] = relax(op, *r.intervals[i], slopes, graph.nodes[k].name)
+        if sound:
+            interval.check_order(*r.intervals[i], f"layer '{node.name}'")
+        _draw_lines(r, i, users[i], slopes)
     return r
+
+
+def _draw_lines(r: Relaxation, i: int, users: list[int], slopes: Slopes) -> None:
+    """Replaces the activations that read from node i by lines over its bounds."""
+    for k in users:
+        node = r.graph.nodes[k]
+        if isinstance(node.op, ops.Activation):
+            r.lines[k] = relax(node.op, *r.intervals[i], slopes, node.name)
+
+
+def _single(op: ops.Op) -> bool:
+    """True for zero padding, and for an average over windows of one value."""
+    return isinstance(op, ops.Average) and op.window == 1
 
 
 def hidden_layers(graph: Graph) -> list[int]:
@@ -158,9 +174,20 @@ def _note_rounding(r: Relaxation, i: int, users: list[int]) -> None:
         factor = gamma(node.op.terms, size.dtype) + gamma(_transposed_terms(node.op), size.dtype)
         r.errors[i] = 3 * factor * reach + underflow(node.op.terms, size.dtype)
     elif isinstance(node.op, ops.Add | ops.MaxPool | ops.MinMax) or len(users) > 1:
-        r.errors[i] = 16 * unit(size.dtype) * size
+        r.errors[i] = 16 * unit(size.dtype) * size + underflow(0, size.dtype)
     elif isinstance(node.op, ops.Activation) and node.op.kind not in interval.EXACT:
-        r.errors[i] = 4 * interval.ULPS * unit(size.dtype) * size
+        r.errors[i] = 4 * interval.ULPS * unit(size.dtype) * size + underflow(0, size.dtype)
+    r.losses[i] = _underflows(r, i)
+
+
+def _underflows(r: Relaxation, i: int) -> Tensor:
+    """What it costs that each coefficient of the inputs of node i is a sum of products that may underflow, (B,)."""
+    node = r.graph.nodes[i]
+    terms = _transposed_terms(node.op) if isinstance(node.op, ops.Affine) else 1
+    sizes = [_magnitude(r.intervals[j]).flatten(1) for j in node.inputs]
+    count = _numel(node.shape) + sum(size.shape[1] for size in sizes)  # of products with shifts, biases and errors
+    total = torch.stack([size.sum(1) for size in sizes]).sum(0)
+    return 2 * underflow(terms, total.dtype) * total + underflow(4 * count, total.dtype)
 
 
 def _transposed_terms(op: ops.Affine) -> int:
@@ -362,6 +389,8 @@ def backward(
         if j in r.errors:
             c = clean(c, node.shape)
             shift = _plus(shift, -dot(c.values.abs(), c, r.errors[j]))
+        if j in r.losses:
+            shift = shift - r.losses[j].view(-1, *[1] * (shift.ndim - 1))
         given = slopes(j, c) if callable(slopes) else None if slopes is None else slopes.get(j)
         parts, added = carry(r.graph, j, c, r.lines.get(j), given, r.intervals, sound=r.sound)
         if added is not None:
@@ -373,17 +402,19 @@ def backward(
     if 0 not in pending:  # the rows do not depend on the input
         none = start.values.new_zeros(*_rows_of(start), *r.graph.nodes[0].shape)
         pending[0] = Coefficients(none if start.window is None else none.flatten(1, 2))
-    return Planes(pending[0], shift)
+    return Planes(pending[0], shift.flatten(1))
 
 
-def _plus(a: Tensor, b: Tensor) -> Tensor:
-    """Sum of one number for each row, where one of them may have its rows by places (B, P, N) and the other flat."""
-    if a.ndim > b.ndim:
-        return _plus(b, a)
-    return a + b if a.ndim == b.ndim else a + b.flatten(1)
+def _plus(shift: Tensor, added: Tensor) -> Tensor:
+    """Adds one number for each row to the shift, which has all rows in the layout that they started with.
+
+    Rows that started at places, (B, P, N), may have become dense on the way, (B, P N), on one branch and not yet on
+    another; and those that all places share are held once, (B, 1, N).
+    """
+    return shift + (added if added.ndim == shift.ndim else added.unflatten(1, shift.shape[1:]))
 
 
 def concretise(r: Relaxation, planes: Planes, *, scratch: bool = False) -> Tensor:
     """The smallest value of each bound over the region, (B, M); `scratch` allows to overwrite the coefficients."""
-    value = _plus(minimum(r.region, planes.coefficients, sound=r.sound, scratch=scratch), planes.shift)
+    value = minimum(r.region, planes.coefficients, sound=r.sound, scratch=scratch).flatten(1) + planes.shift
     return value - 4 * unit(value.dtype) * value.abs() if r.sound else value

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.bounds import ops
 from holdfast.bounds.lipschitz_layers import activation_slope, in_double, merge_affine, overlap, plus_identity, refusal
 from holdfast.bounds.ops import Affine, Graph, Node, Shape
-from holdfast.bounds.rounding import unit
+from holdfast.bounds.rounding import norm_above, unit
 from holdfast.bounds.spectral import linear_part, norm_bound, norm_estimate
 from holdfast.errors import UnsupportedError
 
@@ -64,7 +64,8 @@ def lipschitz_bound(graph: Graph, *, tight: float = 1.01, norm: Callable[..., fl
     # Merging rounds each weight by 4 u or less, which is 4 u sqrt(n) in norm for n rows or columns, as the norm of |A|
     # is at most sqrt(n) that of A: below 1e-12 up to n = 5e6. The distance of two rows adds up a product per feature.
     body = body * (1 + 1e-12 * len(graph.nodes))
-    pairs = body * _distances(rows) * (1 + 8 * unit(torch.float64) * (rows.shape[1] + 8))
+    distances = torch.stack([norm_above(row - rows) for row in rows])
+    pairs = body * distances * (1 + 8 * unit(torch.float64) * (rows.shape[1] + 8))
     return LipschitzBound(body, pairs, tuple(walk.layers), proven=True)
 
 

@@ -29,6 +29,11 @@ SLOPES: dict[str, Callable[[float], float]] = {
 """The largest slope of each activation, by its kind, as a function of its parameter."""
 
 
+FALL = 1e-6
+"""A function that falls somewhere has no Lipschitz constant. Softplus may fall by so much, times 1 / beta, which counts
+as rounding: with the default threshold of torch it falls by 2e-9."""
+
+
 def refusal(node: Node, what: str) -> UnsupportedError:
     """The error for a layer without a constant."""
     return UnsupportedError(
@@ -41,8 +46,8 @@ def activation_slope(node: Node, op: ops.Activation) -> float:
     """Lipschitz constant of an activation, or the refusal of one that has none."""
     if op.kind not in SLOPES:
         raise refusal(node, f"the activation '{op.kind}'")
-    if op.kind == "softplus" and getattr(op.function, "threshold", 20) < 20:
-        raise refusal(node, "softplus with a threshold below 20, which makes it jump")
+    if op.error * abs(op.parameter) > FALL:
+        raise refusal(node, f"softplus with a threshold at which it falls by {op.error:.2g}")
     return SLOPES[op.kind](op.parameter)
 
 

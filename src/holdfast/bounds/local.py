@@ -148,7 +148,7 @@ def _window_bounds(
                 shift, radius = node.op.factor * shift, node.op.factor.abs() * radius
             case ops.Activation():
                 point = frame.cut(values, cells)
-                low, high = node.op.function(point + shift - radius), node.op.function(point + shift + radius)
+                low, high = node.op.ends(point + shift - radius, point + shift + radius)
                 shift, radius = (low + high) / 2 - node.op.function(point), (high - low) / 2
         values = evaluate(node.op, [values])
     shape = graph.nodes[last].shape

@@ -27,7 +27,7 @@ from holdfast.bounds.ball_box_sets import UP, Norm, Propagation
 from holdfast.bounds.lipschitz_layers import activation_slope, in_double, overlap, refusal
 from holdfast.bounds.ops import Affine, Graph, Node
 from holdfast.bounds.region import Region
-from holdfast.bounds.rounding import unit
+from holdfast.bounds.rounding import norm_above, unit
 from holdfast.bounds.spectral_proof import LARGEST, U, gram, proved_each
 
 LARGEST_MATRIX = 2**20
@@ -52,8 +52,8 @@ class LocalLipschitz:
         """Constants of z_y - z_i for labels y (B,): the norm of what is live of w_y - w_i, times `body`; (B, K)."""
         apart = (self.rows[y][:, None] - self.rows) * self.live[:, None]
         rounding = 1 + 8 * unit(torch.float64) * (self.rows.shape[1] + 8)
-        found: Tensor = torch.linalg.vector_norm(apart, dim=2) * self.body[:, None] * rounding
-        return found
+        distance = norm_above(apart.flatten(0, 1)).view(apart.shape[:2])
+        return distance * self.body[:, None] * rounding
 
 
 @torch.no_grad()

@@ -254,11 +254,21 @@ class Average(Affine):
 
 @dataclass(frozen=True, eq=False)
 class Activation(Op):
-    """A non-decreasing function of each value; `kind` names it, `parameter` is its slope or alpha if it has one."""
+    """A non-decreasing function of each value; `kind` names it, `parameter` is its slope or alpha if it has one.
+
+    `error` is how far the computed function may be from a non-decreasing one, beyond what rounding does to all of them:
+    softplus falls where it turns into the identity.
+    """
 
     kind: str
     function: Callable[[Tensor], Tensor]
     parameter: float = 0.0
+    error: float = 0.0
+
+    def ends(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds of its values on [lower, upper], up to a few units in the last place."""
+        low, high = self.function(lower), self.function(upper)
+        return (low - self.error, high + self.error) if self.error else (low, high)
 
 
 @dataclass(frozen=True, eq=False)

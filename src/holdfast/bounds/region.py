@@ -8,7 +8,7 @@ from torch import Tensor
 from holdfast.bounds.coefficients import Coefficients, clean, dot, seen
 from holdfast.bounds.fused import box_minimum
 from holdfast.bounds.inputs import boxes
-from holdfast.bounds.rounding import gamma, underflow, unit
+from holdfast.bounds.rounding import gamma, norm_underflow, underflow, unit
 from holdfast.threats import L1, L2, Linf, Sparse, Threat
 
 BALLS = ("linf", "l2", "l1")
@@ -72,7 +72,7 @@ def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = Fal
         return box_minimum(c.values, region.lower, region.upper)
     value = dot(c.values, c, region.upper)
     if region.threat is not None:
-        ball = dot(c.values, c, region.x) - _reach(region, region.threat, c)
+        ball = dot(c.values, c, region.x) - _reach(region, region.threat, c, sound=sound)
     terms = 2 * c.values[(0,) * len(c.rows)].numel()
     if sound:
         largest = torch.maximum(region.lower.abs(), region.upper.abs())
@@ -88,14 +88,14 @@ def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = Fal
     return value - (8 * gamma(terms, value.dtype) * error + underflow(terms, value.dtype))
 
 
-def _reach(region: Region, threat: L2 | L1 | Sparse, c: Coefficients) -> Tensor:
+def _reach(region: Region, threat: L2 | L1 | Sparse, c: Coefficients, *, sound: bool) -> Tensor:
     """Largest decrease of <c, x'> from <c, x> within the threat set for every row; balls ignore the valid range."""
     axes = len(c.rows)
     if isinstance(threat, L1 | L2):
         eps = threat.eps if region.eps is None else region.eps.view(-1, *[1] * (axes - 1))
         order = torch.inf if isinstance(threat, L1) else 2
         norm: Tensor = torch.linalg.vector_norm(c.values.flatten(axes), order, dim=axes)
-        return eps * norm
+        return eps * (norm + norm_underflow(c.values[(0,) * axes].numel(), norm.dtype) if sound else norm)
     down, up = seen(region.lower - region.x, c) * c.values, seen(region.upper - region.x, c) * c.values
     least = torch.minimum(down, up)
     gain = Sparse.per_pixel(-least.flatten(0, axes - 1))

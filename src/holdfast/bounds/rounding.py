@@ -5,7 +5,10 @@ operation returns the exact result times (1 + d), |d| <= u, plus at most one und
 in any order, with or without fused multiply-add, is off by at most gamma(n) times the sum of their absolute values.
 """
 
+import math
+
 import torch
+from torch import Tensor
 
 from holdfast.errors import UnsupportedError
 
@@ -29,3 +32,14 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
 def underflow(terms: int, dtype: torch.dtype) -> float:
     """What `terms` underflows can add up to, also where subnormal numbers are flushed to zero."""
     return (terms + 8) * torch.finfo(dtype).tiny
+
+
+def norm_underflow(terms: int, dtype: torch.dtype) -> float:
+    """What a Euclidean norm of `terms` values can lose because their squares underflow."""
+    return math.sqrt(underflow(terms, dtype))
+
+
+def norm_above(v: Tensor) -> Tensor:
+    """At least the Euclidean norm of each row of v (B, n), in float64, (B,); 0 for a row of zeros."""
+    norm: Tensor = torch.linalg.vector_norm(v.double(), dim=1) * (1 + gamma(v.shape[1], torch.float64))
+    return torch.where((v != 0).any(1), norm + norm_underflow(v.shape[1], torch.float64), 0.0)
