@@ -340,7 +340,7 @@ def test_what_it_cannot_prove_it_refuses():
     net, _, _ = trained(steps=0)
     with pytest.raises(UnsupportedError, match=r"does not handle the threat 'linf:0\.1'"):
         hf.certify(net, x, y, hf.Linf(0.1), "centroid")
-    with pytest.raises(UnsupportedError, match="no rule"):  # the other certificates refuse the distances
+    with pytest.raises(UnsupportedError, match="layer 'sub'"):  # the other certificates refuse the distances
         hf.certify(net, x, y, hf.L2(0.1), "crown")
     with pytest.raises(InputError, match="without rejection separates nothing"):
         separation(net, x)

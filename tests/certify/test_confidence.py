@@ -5,16 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from holdfast.certify.confidence import (
     binomial_lower,
     binomial_p_value,
     binomial_upper,
+    clopper_pearson,
     looks,
     mean_interval,
 )
-from holdfast.certify.smoothing_stopping import stopping
+from holdfast.certify.smoothing_stopping import _tail, stopping
 from holdfast.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -37,6 +40,15 @@ def test_clopper_pearson_is_that_of_the_beta_quantiles_and_errs_to_the_safe_side
         # The definition: at the bound, the tail is no larger than alpha.
         assert bool((stats.binom.sf(k[inside] - 1, n[inside], lower[inside]) <= alpha).all())
         assert bool((stats.binom.cdf(k[below], n[below], upper[below]) <= alpha).all())
+
+
+@given(count=st.integers(0, 60), more=st.integers(0, 60), confidence=st.sampled_from([0.9, 0.95, 0.99]))
+def test_the_interval_of_a_share_is_the_exact_one(count, more, confidence):
+    total = max(count + more, 1)
+    expected = stats.binomtest(count, total).proportion_ci(confidence, method="exact")
+    assert clopper_pearson(count, total, confidence=confidence) == pytest.approx(
+        (expected.low, expected.high), abs=1e-9
+    )
 
 
 def test_bounds_broadcast_and_know_all_hits():
@@ -144,3 +156,33 @@ def test_without_targets_the_sample_goes_to_the_cap():
     *_, drawn, lower = simulate(torch.tensor([0.5, 1.0]), test)
     assert drawn.tolist() == [500, 500]
     assert float(lower[1]) > 0.98
+
+
+def test_intervals_of_a_mean_by_hand():
+    """100 values, half 0 and half 2, in the range [-1, 3]: mean 1, variance 100 / 99."""
+    values = torch.tensor([0.0, 2.0] * 50, dtype=torch.float64)
+    width = 4 * math.sqrt(math.log(1 / 0.05) / 200)
+    lower, upper = mean_interval(values, -1.0, 3.0, 0.05, interval="hoeffding")
+    assert [float(lower), float(upper)] == pytest.approx([1 - width, 1 + width], rel=1e-9)
+    log = math.log(2 / 0.05)
+    width = math.sqrt(2 * 100 / 99 * log / 100) + 7 * 4 * log / (3 * 99)
+    lower, upper = mean_interval(values, -1.0, 3.0, 0.05)
+    assert [float(lower), float(upper)] == pytest.approx([1 - width, 1 + width], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("missing", "left", "p"), [(3, 10, 0.2), (10, 10, 0.7), (1, 5, 0.01), (0, 4, 0.5), (6, 5, 0.9)]
+)
+def test_the_chance_of_enough_further_hits_is_the_tail_of_a_binomial(missing, left, p):
+    found = _tail(torch.tensor([missing]), torch.tensor([left]), torch.tensor([p], dtype=torch.float64))
+    assert float(found) == pytest.approx(stats.binom.sf(missing - 1, left, p), rel=1e-9)
+
+
+def test_nothing_is_claimed_between_two_looks():
+    when = looks(1000, 0.001)
+    test = stopping(when, torch.tensor([0.6]))
+    assert 150 not in when.sizes
+    drawn = torch.tensor([when.sizes[0], 150, 1000])
+    claimed = test.lower(drawn, drawn)  # every sample was a hit
+    share = torch.tensor([when.alphas[0], 1.0, when.alphas[-1]], dtype=torch.float64)
+    assert claimed.tolist() == pytest.approx([float(share[0] ** (1 / drawn[0])), 0.0, float(share[2] ** (1 / 1000))])

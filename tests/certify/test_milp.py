@@ -3,6 +3,7 @@
 import copy
 import itertools
 import time
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from scipy.optimize import OptimizeResult, linprog
 from torch import nn
 
 import holdfast as hf
-from holdfast.bounds import ops
+from holdfast.bounds import interval, ops
 from holdfast.bounds.graph import trace
 from holdfast.certify.margins import crown, ibp
 from holdfast.certify.milp import evaluation_error, exact_margin, milp
-from holdfast.certify.milp_model import affine_matrix
+from holdfast.certify.milp_model import affine_matrix, program, skeleton
 from holdfast.models.layers import MinMax
 from holdfast.random import Noise
 
@@ -84,12 +85,149 @@ def test_equals_the_enumeration_of_patterns(sizes, slope, seed, eps):
     assert bool(hf.Linf(eps).contains(found.x_adv, x).all())
 
 
+SMALL = [-9e-10, 5e-10, -1e-11, 1e-15, -1e-22, 1e-30]
+"""Weights that the solver drops if it sees them as they are."""
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""The box of float32 is widened by a few 1e-7, and the slopes of `cancelling` add up to some dozens."""
+
+
+def cancelling(seed, weight, planted, dtype=torch.float64):
+    """Two inputs, ten neurons and a constant one of size 1 / |weight| whose small `weight` is part of the margin.
+
+    The bias takes its contribution away again, so that the smallest margin over the box is just `planted`. It is
+    attained at a corner or where two of the lines cross at which a neuron switches or the box ends.
+    """
+    rng = np.random.default_rng(seed)
+    slopes, out = 3 * rng.standard_normal((10, 2)), rng.standard_normal(10)
+    shift = 0.2 * rng.standard_normal(10) - slopes.sum(1) / 2
+    model = nn.Sequential(nn.Linear(2, 11), nn.ReLU(), nn.Linear(11, 2)).to(dtype).eval().requires_grad_(False)
+    slopes, shift, out, ends = (torch.tensor(v, dtype=dtype) for v in (slopes, shift, out, [weight, 1 / abs(weight)]))
+    x = torch.full((1, 2), 0.5, dtype=dtype)
+    lower, upper = (end[0].double().numpy() for end in hf.Linf(0.2).box(x))
+    lines = np.concatenate([slopes.double().numpy(), np.eye(2), np.eye(2)])
+    at = np.concatenate([-shift.double().numpy(), lower, upper])
+    pairs = [list(pair) for pair in itertools.combinations(range(14), 2) if abs(np.linalg.det(lines[list(pair)])) > 0]
+    crossings = np.stack([np.linalg.solve(lines[pair], at[pair]) for pair in pairs])
+    crossings = crossings[((crossings >= lower - 1e-12) & (crossings <= upper + 1e-12)).all(1)]
+    hidden = np.maximum(crossings @ slopes.double().numpy().T + shift.double().numpy(), 0)
+    smallest = float((hidden @ out.double().numpy()).min())
+    model[0].weight.copy_(torch.cat([slopes, torch.zeros(1, 2, dtype=dtype)]))
+    model[0].bias.copy_(torch.cat([shift, ends[1:]]))
+    model[2].weight.copy_(torch.stack([torch.cat([out, ends[:1]]), torch.zeros(11, dtype=dtype)]))
+    model[2].bias.copy_(torch.tensor([planted - smallest - float(ends[0].double() * ends[1].double()), 0.0]))
+    return model, x, torch.tensor([0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight", SMALL)
+def test_small_weights_with_large_effects_are_not_dropped(weight, dtype):
+    """The margin of every network goes down to -0.02; without its small weight it would be 1 more, or 1 less."""
+    for seed in range(12):
+        model, x, y = cancelling(seed, weight, -0.02, dtype)
+        if model(x).argmax() == 0:
+            assert not bool(hf.certify(model, x, y, hf.Linf(0.2), "milp").certified)
+        found = exact_margin(model, x, y, hf.Linf(0.2))
+        assert found.status == ("broken",)
+        assert bool(found.exact)
+        assert float(found.margin) == pytest.approx(-0.02, abs=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight", SMALL)
+def test_small_weights_with_large_effects_leave_the_exact_answer(weight, dtype):
+    for seed in range(4):
+        model, x, y = cancelling(seed, weight, 0.02, dtype)
+        assert bool(hf.certify(model, x, y, hf.Linf(0.2), "milp").certified)
+        assert float(exact_margin(model, x, y, hf.Linf(0.2)).margin) == pytest.approx(0.02, abs=CLOSE[dtype])
+
+
+@pytest.mark.parametrize(("dtype", "decades"), [(torch.float64, 30), (torch.float32, 10)])
+@pytest.mark.parametrize("planted", [-0.02, 0.02])
+def test_the_answer_does_not_depend_on_the_scale_of_neurons(dtype, decades, planted):
+    """Powers of two from 10^-decades to 10^decades go into a neuron and out of it again: not a bit changes."""
+    for seed in range(10):
+        model, x, y = cancelling(seed, 0.5, planted, dtype)
+        limit = int(decades / np.log10(2))
+        factor = 2.0 ** torch.randint(-limit, limit + 1, (11,), generator=torch.Generator().manual_seed(seed))
+        before = model(x)
+        model[0].weight.mul_(factor[:, None])
+        model[0].bias.mul_(factor)
+        model[2].weight.div_(factor)
+        assert torch.equal(model(x), before)
+        found = exact_margin(model, x, y, hf.Linf(0.2))
+        assert found.status == (("certified",) if planted > 0 else ("broken",))
+        assert float(found.margin) == pytest.approx(planted, abs=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("exponent", [-100, -60, -20, 20, 60, 100])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_the_margin_scales_with_the_layers(exponent, layer):
+    """A factor of 1e-30 to 1e30 on a layer is one on the margin, and changes nothing else."""
+    for seed, planted in itertools.product(range(3), (-0.02, 0.02)):
+        model, x, y = cancelling(seed, 0.5, planted)
+        model[layer].weight.mul_(2.0**exponent)
+        model[layer].bias.mul_(2.0**exponent)
+        if layer == 0:
+            model[2].bias.mul_(2.0**exponent)
+        found = exact_margin(model, x, y, hf.Linf(0.2))
+        assert found.status == (("certified",) if planted > 0 else ("broken",))
+        assert float(found.margin) * 2.0**-exponent == pytest.approx(planted, abs=CLOSE[torch.float64])
+        assert bool(milp(model, x, y, hf.Linf(0.2)).certified) == (planted > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wild_weights_are_bounded_soundly_or_left_open(dtype):
+    """Every weight has a size of its own, from 1e-30 to 1e30; no answer may contradict a point of a dense grid."""
+    threat, decades, certified = hf.Linf(0.2), 30.0 if dtype == torch.float64 else 8.0, 0
+    grid = torch.cartesian_prod(*[torch.linspace(0.3, 0.7, 41, dtype=dtype)] * 2)
+    for seed in range(60):
+        model = mlp((2, 6, 4, 2), seed=seed).to(dtype).requires_grad_(False)
+        for p in model.parameters():
+            p.mul_(10.0 ** (decades * (2 * torch.rand(p.shape, dtype=dtype) - 1)))
+        x = torch.full((1, 2), 0.5, dtype=dtype)
+        y = model(x).argmax(1)
+        result = milp(model, x, y, threat, time_limit=5.0)
+        reached = margin_of(model, grid, y.expand(len(grid)))
+        assert float(result.margin) <= float(reached.min())
+        assert not bool(result.certified) or bool((model(grid).argmax(1) == y).all())
+        certified += int(result.certified)
+    assert 0 < certified < 60
+
+
 def golden(dtype=torch.float64):
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)).to(dtype).eval()
     values = ([[1.0, 1.0], [1.0, -1.0]], [0.0, -0.1], [[1.0, -0.5], [-0.5, 1.0]], [0.0, 0.0])
     for p, value in zip(model.parameters(), values, strict=True):
         p.data = torch.tensor(value, dtype=dtype)
     return model, torch.tensor([[0.5, 0.25]], dtype=dtype)
+
+
+class WithMaximum(nn.Module):
+    """The values of an image, and then their maximum."""
+
+    def forward(self, x):
+        return torch.cat([torch.flatten(x, 1), torch.flatten(nn.functional.max_pool2d(x, (1, 2)), 1)], 1)
+
+
+def test_a_maximum_solved_by_hand():
+    """x_1 + x_2 - 1.5 max + 1 over the unit square is 1/2, at a corner; a maximum above both values would give -1/2."""
+    model = nn.Sequential(WithMaximum(), nn.Linear(3, 2)).double().eval()
+    model[1].weight.data = torch.tensor([[1.0, 1.0, -1.5], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    model[1].bias.data = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    found = exact_margin(model, torch.full((1, 1, 1, 2), 0.5).double(), torch.tensor([0]), hf.Linf(0.5))
+    assert found.exact.item()
+    assert found.margin.item() == pytest.approx(0.5, abs=1e-6)
+
+
+def test_the_margin_of_the_certificate_pays_for_the_rounding_of_the_model():
+    """Without an activation CROWN's margins are exact, so the certificate's differs from them by the slack alone."""
+    torch.manual_seed(0)
+    model, x, threat = nn.Sequential(nn.Linear(50, 3)).eval(), torch.rand(8, 50), hf.Linf(0.01)
+    y = model(x).argmax(1)
+    found, result = exact_margin(model, x, y, threat), milp(model, x, y, threat)
+    assert bool((found.slack > 1e-6).all())
+    assert bool((result.margin.double() <= found.margin - found.slack).all())
+    assert torch.allclose(result.margin.double(), found.margin - found.slack, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -299,15 +437,54 @@ def test_overflow_proves_nothing():
     assert float(result.margin) == -torch.inf
 
 
-@pytest.mark.parametrize("bound", [np.inf, np.nan, None])
-def test_numerical_trouble_of_the_solver_proves_nothing(monkeypatch, bound):
+def test_an_input_that_overflows_leaves_the_others_of_its_batch_alone():
+    """Its neurons switch on at 0.25, and 0.25 * 1e310 is more than float64 holds; those of the others stay off."""
+    model = mlp((2, 2, 2, 2))
+    parts = ((1e100, -0.25e100), (1e105, 0.0), (1e105, [1.0, 0.0]))
+    for layer, (weight, bias) in zip(model[::2], parts, strict=True):
+        layer.weight.data = weight * torch.eye(2, dtype=torch.float64)
+        layer.bias.data = torch.as_tensor(bias, dtype=torch.float64).expand(2).clone()
+    x = torch.zeros(3, 2, dtype=torch.float64)
+    radius = torch.tensor([0.1, 0.5, 0.1], dtype=torch.float64)[:, None].expand(3, 2)
+    result = milp(model, x, torch.zeros(3, dtype=torch.long), hf.Box(radius, batched=True))
+    assert result.certified.tolist() == [True, False, True]
+    assert float(result.margin[1]) == -torch.inf
+
+
+@pytest.mark.parametrize("status", [2, 3, 4])
+def test_numerical_trouble_of_the_solver_proves_nothing(monkeypatch, status):
     """The network itself is always a solution: "infeasible" must not be read as "no counter-example"."""
     model, x, y = hard_case()
-    answer = OptimizeResult(status=2, fun=None, x=None, mip_dual_bound=bound, mip_node_count=None)
-    monkeypatch.setattr("scipy.optimize.milp", lambda *args, **options: answer)
+    answer = OptimizeResult(status=status, fun=None, x=None)
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *args, **options: answer)
     found = exact_margin(model, x, y, hf.Linf(0.5))
     assert found.status == ("unknown",)
     assert float(found.margin) == pytest.approx(float(crown(model, x, y, hf.Linf(0.5)).margin), abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e3])
+def test_a_solver_that_answers_at_random_proves_nothing_false(monkeypatch, size):
+    """Points, multipliers and claims of optimality are made up: the bounds become weak, never wrong."""
+    rng = np.random.default_rng(0)
+
+    def made_up(cost, *, b_ub, b_eq, **rest):
+        parts = {
+            "eqlin": OptimizeResult(marginals=size * rng.standard_normal(len(b_eq))),
+            "ineqlin": OptimizeResult(marginals=size * rng.standard_normal(len(b_ub))),
+        }
+        return OptimizeResult(status=0, fun=1e9, x=rng.random(len(cost)), **parts)
+
+    monkeypatch.setattr("scipy.optimize.linprog", made_up)
+    for seed in range(5):
+        model = mlp((3, 6, 3), seed=seed)
+        x = torch.rand(1, 3, dtype=torch.float64)
+        y = model(x).argmax(1)
+        lower, upper = (end[0].numpy() for end in hf.Linf(0.5).box(x))
+        with monkeypatch.context() as honest:
+            honest.undo()
+            truth = by_enumeration(weights(model), lower, upper, int(y))
+        assert float(exact_margin(model, x, y, hf.Linf(0.5)).margin) <= truth + 1e-9
+        assert bool(milp(model, x, y, hf.Linf(0.5)).certified) <= (truth > 0)
 
 
 def test_one_output_is_refused():
@@ -362,6 +539,42 @@ def test_an_affine_layer_equals_its_matrix(layer):
         matrix, bias = affine_matrix(node.op, (2, 6, 5), node.shape)
         expected = layer(x).flatten(1).numpy()
     assert np.allclose(x.flatten(1).numpy() @ matrix.toarray().T + bias, expected, atol=1e-12)
+
+
+def switched(layer, x, radius):
+    """The program of one layer over a box, the bounds of its input, and the entries of each binary column, sorted."""
+    graph = trace(nn.Sequential(layer, nn.Flatten()).eval(), x)
+    bounds = interval.propagate(graph, x - radius, x + radius, sound=True)
+    task = program(skeleton(graph), [(low[0].numpy(), high[0].numpy()) for low, high in bounds])
+    entries = [np.sort(task.matrix[:, [column]].data) for column in np.flatnonzero(task.integer)]
+    return *(end[0].flatten() for end in bounds[0]), entries
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1, 1 / 3, 0.7])
+def test_the_rows_of_an_activation_are_rounded_outward(slope):
+    """The entries -(1 - slope) u and -(1 - slope) l of a binary, against their values in rational arithmetic."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 1, 20, 20, dtype=torch.float64)
+    lower, upper, entries = switched(nn.LeakyReLU(slope) if slope else nn.ReLU(), x, torch.rand_like(x))
+    open_ = ((lower < 0) & (upper > 0)).nonzero().ravel().tolist()
+    assert len(open_) == len(entries) > 100
+    for k, (high, low) in zip(open_, entries, strict=True):
+        assert Fraction(-high) >= (1 - Fraction(slope)) * Fraction(float(upper[k]))
+        assert Fraction(-low) <= (1 - Fraction(slope)) * Fraction(float(lower[k]))
+
+
+def test_the_rows_of_a_maximum_are_rounded_outward():
+    """The entry U - l of a binary of a pair, where U bounds the other value; the second entry is that of the sum."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 1, 400, 2, dtype=torch.float64)
+    lower, upper, entries = switched(nn.MaxPool2d((1, 2)), x, torch.rand_like(x))
+    lower, upper = lower.view(-1, 2), upper.view(-1, 2)
+    open_ = (upper.amin(1) > lower.amax(1)).nonzero().ravel().tolist()
+    assert 2 * len(open_) == len(entries) > 100
+    for k, found in zip(itertools.product(open_, (0, 1)), entries, strict=True):
+        span = Fraction(float(upper[k[0], 1 - k[1]])) - Fraction(float(lower[k]))
+        assert min(abs(Fraction(e) - span) for e in found) < 1e-12
+        assert any(span <= Fraction(e) < span + 1e-12 for e in found)
 
 
 def test_the_rounding_term_covers_what_float32_does(layered):

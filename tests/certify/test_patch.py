@@ -97,6 +97,76 @@ def test_shapes_have_the_pixels_they_promise(pixels):
     assert {tuple(m.shape) for m in shape_masks("rectangle", 4)} == {(2, 3), (3, 2)}
 
 
+AROUND_A_PIXEL, AROUND_A_CORNER, BETWEEN_TWO = (1, 5, 13, 25, 41, 61), (12, 24, 40, 60), (2, 8, 18, 32, 50)
+"""Sizes of L1 balls, by where their centre is; around a corner of four pixels, 4 of them are a square."""
+
+
+def picture(mask):
+    return ["".join("#" if pixel else "." for pixel in row) for row in mask.tolist()]
+
+
+def connected(mask):
+    """Whether all pixels can be reached from one of them by steps to the four neighbours."""
+    left = {tuple(place) for place in mask.nonzero().tolist()}
+    reached = [left.pop()]
+    for row, column in reached:
+        near = {(row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)} & left
+        left -= near
+        reached += near
+    return not left
+
+
+@pytest.mark.parametrize("pixels", range(1, 65))
+def test_a_diamond_has_its_pixels_in_one_piece_and_is_no_square(pixels):
+    (mask,) = shape_masks("diamond", pixels)
+    assert int(mask.sum()) == pixels
+    assert connected(mask)
+    assert torch.equal(mask, mask.flip(1))  # left and right
+    assert bool(mask.any(0).all())
+    assert bool(mask.any(1).all())
+    assert pixels <= 3 or not bool(mask.all())  # neither a square nor a rectangle
+    if pixels in {*AROUND_A_PIXEL, *AROUND_A_CORNER, *BETWEEN_TWO}:
+        assert torch.equal(mask, mask.flip(0))
+        assert pixels in BETWEEN_TWO or torch.equal(mask, mask.T)
+
+
+@pytest.mark.parametrize("radius", range(6))
+def test_a_whole_ball_is_a_diamond(radius):
+    axis = torch.arange(-radius, radius + 1)
+    ball = axis.abs()[:, None] + axis.abs() <= radius
+    assert int(ball.sum()) == AROUND_A_PIXEL[radius]
+    assert torch.equal(shape_masks("diamond", AROUND_A_PIXEL[radius])[0], ball)
+
+
+def test_the_tips_of_a_diamond_come_first():
+    """The other way round, 9 pixels are a square, 4 with the centre at a corner likewise, and 16 too."""
+    drawn = {n: picture(shape_masks("diamond", n)[0]) for n in (4, 7, 9, 12, 16, 21)}
+    assert drawn[4] == [".#.", "###"]
+    assert drawn[7] == ["..#..", "#####", "..#.."]
+    assert drawn[9] == ["..#..", "..#..", "#####", "..#..", "..#.."]
+    assert drawn[12] == [".##.", "####", "####", ".##."]
+    assert drawn[16] == ["...#...", "...#...", "..###..", "#######", "..###..", "...#..."]
+    assert drawn[21] == ["...#...", "...#...", ".#####.", "#######", ".#####.", "...#...", "...#..."]
+
+
+@pytest.mark.parametrize("pixels", range(4, 65))
+def test_of_the_outer_ring_of_a_diamond_no_nearer_pixel_is_taken_before_a_farther_one(pixels):
+    """Around the pixel where the longest row and the longest column meet; the lower tip of an odd ring comes last."""
+    (mask,) = shape_masks("diamond", pixels)
+    if pixels in {*AROUND_A_CORNER, *BETWEEN_TWO}:
+        return
+    middle = torch.stack([mask.sum(1 - d).argmax() for d in (0, 1)])
+    canvas = torch.nn.functional.pad(mask, (20, 20, 20, 20))
+    place = torch.stack(torch.meshgrid(*(torch.arange(size) for size in canvas.shape), indexing="ij")) - 20
+    away = place - middle[:, None, None]
+    near, far = away.abs().sum(0), away.square().sum(0)
+    ring = near == near[canvas].max()
+    assert bool(canvas[near < near[canvas].max()].all())  # the ball inside is whole
+    lower_tip = (away[1] == 0) & (away[0] > 0) & (pixels % 2 == 0)
+    taken, left = ring & canvas, ring & ~canvas & ~lower_tip
+    assert not bool(left.any()) or int(far[taken].min()) >= int(far[left].max())
+
+
 def test_placements_are_all_distinct_and_inside():
     mask = shape_masks("diamond", 13)[0]
     every = placements(mask, 7, 6)
@@ -112,6 +182,27 @@ def test_a_shape_inside_a_square_certifies_at_least_as_well():
     assert bool((certify_shape(model, x, y, "diamond", 5).margin >= square - 1e-6).all())
     same = certify_shape(model, x, y, "square", 9).margin
     assert torch.allclose(same, square, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", ["diamond", "parallelogram", "line"])
+def test_a_shape_on_a_linear_model_equals_brute_force(shape):
+    """Every placement, and every choice of 0 or 1 for each of its pixels: the certificate frees these and no others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(30, 3)).eval()
+    x = torch.rand(8, 1, 5, 6)
+    y = model(x).argmax(1)
+    worst = torch.full((8,), torch.inf)
+    for mask in shape_masks(shape, 4):
+        h, w = mask.shape
+        for top, left in itertools.product(range(5 - h + 1), range(6 - w + 1)):
+            for values in itertools.product([0.0, 1.0], repeat=4):
+                changed = x.clone()
+                changed[:, :, top : top + h, left : left + w][:, :, mask] = torch.tensor(values)
+                logits = model(changed)
+                others = logits.scatter(1, y[:, None], -torch.inf).amax(1)
+                worst = torch.minimum(worst, logits.gather(1, y[:, None])[:, 0] - others)
+    assert torch.allclose(certify_shape(model, x, y, shape, 4, sound=False).margin, worst, atol=1e-5)
+    assert bool((certify_shape(model, x, y, shape, 4).margin <= worst).all())
 
 
 def test_sparse_equals_brute_force_on_one_linear_layer():
@@ -156,6 +247,8 @@ def test_bad_use_is_refused():
         certify_shape(model, x, y, "diamnd", 4)
     with pytest.raises(InputError, match="square number"):
         certify_shape(model, x, y, "square", 5)
+    with pytest.raises(InputError, match="at least one pixel"):
+        certify_shape(model, x, y, "diamond", 0)
     with pytest.raises(InputError, match="does not fit"):
         certify_shape(model, x, y, "line", 16)
     flat = nn.Sequential(nn.Flatten(), nn.Linear(70, 3)).eval()

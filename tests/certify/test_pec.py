@@ -1,5 +1,8 @@
 """Distances against LP and dual bisection; PEC against its baselines and against attacks."""
 
+from fractions import Fraction
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,10 @@ from scipy.optimize import linprog
 from torch import nn
 
 import holdfast as hf
-from holdfast.certify.distance import NORMS, HalfSpaces, distance, half_spaces, reach
+from holdfast.bounds.graph import trace
+from holdfast.bounds.linear import margin_planes, relaxation
+from holdfast.bounds.region import balls
+from holdfast.certify.distance import NORMS, HalfSpaces, distance, dual, half_spaces, reach
 from holdfast.certify.pec import kw, pec
 
 KINDS = {"linf": hf.Linf, "l2": hf.L2, "l1": hf.L1}
@@ -69,7 +75,7 @@ def test_distance_in_the_range_is_the_optimum(norm):
     infinite = zero = 0
     for seed in range(6):
         x, slope, _, h = problems(seed)
-        ours = distance(h, norm)
+        ours = distance(dual(h, norm))
         for i in range(len(x)):
             low, high = -x[i].numpy(), 1 - x[i].numpy()
             for k in range(4):
@@ -87,30 +93,60 @@ def test_distance_without_a_range_is_value_over_dual_norm(norm):
     free = half_spaces(x, slope, shift, valid=None, sound=False)
     value = (slope * x[:, None]).sum(2) + shift
     expected = value.clamp(min=0) / torch.linalg.vector_norm(slope, DUAL[norm], dim=2)
-    found = distance(free, norm)
+    found = distance(dual(free, norm))
     assert torch.allclose(found[1:], expected[1:], atol=1e-12)
     assert found[0, 0] == (torch.inf if value[0, 0] > 0 else 0.0)
-    assert bool((distance(inside, norm) >= found - 1e-12).all())
+    assert bool((distance(dual(inside, norm)) >= found - 1e-12).all())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("scale", [1.0, 1e-150, 1e-163, 1e-170, 1e-250])
+def test_sound_distances_are_below_the_exact_ones_even_where_squares_underflow(norm, scale):
+    """Rational arithmetic, for values that lose digits next to the products and slopes whose squares are lost."""
+    x, slope, shift, _ = problems(1)
+    slope, shift = scale * slope, scale * shift
+    found = distance(dual(half_spaces(x, slope, shift, valid=None, sound=True), norm))
+    positive = 0
+    for i, k in np.ndindex(*found.shape):
+        a, b = [Fraction(v) for v in slope[i, k].tolist()], Fraction(shift[i, k].item())
+        value = max(0, sum(u * Fraction(v) for u, v in zip(a, x[i].tolist(), strict=True)) + b)
+        square = {"linf": sum(map(abs, a)) ** 2, "l2": sum(u**2 for u in a), "l1": max(map(abs, a)) ** 2}[norm]
+        if found[i, k] == torch.inf:
+            assert square == 0 < value
+        else:
+            assert Fraction(found[i, k].item()) ** 2 * square <= value**2
+        positive += bool(found[i, k] > 0)
+    assert positive > 10
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_products_that_underflow_prove_no_distance(norm):
+    """Ten products of -2e-324 round to zero each, but their exact sum outweighs a shift of 5e-324: x is inside."""
+    x = torch.full((1, 10), 0.4, dtype=torch.float64)
+    slope, shift = torch.full((1, 1, 10), -5e-324, dtype=x.dtype), torch.full((1, 1), 5e-324, dtype=x.dtype)
+    plain, sound = (half_spaces(x, slope, shift, valid=None, sound=s) for s in (False, True))
+    assert plain.value.item() > 0
+    assert distance(dual(sound, norm)).item() == 0
 
 
 @given(st.integers(0, 10_000), st.sampled_from(NORMS))
 def test_a_larger_range_brings_the_half_space_nearer(seed, norm):
     x, slope, shift, small = problems(seed)
     large = half_spaces(x, slope, shift, valid=(-0.5, 1.5), sound=False)
-    assert bool((distance(large, norm) <= distance(small, norm) + 1e-12).all())
+    assert bool((distance(dual(large, norm)) <= distance(dual(small, norm)) + 1e-12).all())
 
 
 @given(st.integers(0, 10_000), st.sampled_from(NORMS), st.sampled_from([0.05, 0.3, 1.0]))
 def test_reach_is_positive_exactly_below_the_distance(seed, norm, eps):
     h = problems(seed)[3]
-    far, value = distance(h, norm), reach(h, norm, torch.full((12,), eps))
+    far, value = distance(dual(h, norm)), reach(dual(h, norm), torch.full((12,), eps))
     clear = (far - eps).abs() > 1e-9
     assert bool(((value > 0) == (far > eps))[clear].all())
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_rounding_only_ever_shrinks_a_distance_and_hardly(norm):
-    exact, safe = (distance(problems(3, sound=sound)[3], norm) for sound in (False, True))
+    exact, safe = (distance(dual(problems(3, sound=sound)[3], norm)) for sound in (False, True))
     assert bool((safe <= exact).all())
     finite = exact.isfinite() & (exact > 1e-6)
     assert bool((safe < exact)[finite].all())
@@ -122,13 +158,44 @@ def test_rounding_error_of_the_value_is_subtracted_under_cancellation():
     x = torch.tensor([[0.1, 0.3]]).double()
     slope = torch.tensor([[[3e16, -1e16]]]).double()
     shift = torch.tensor([[1.0]]).double()
-    assert distance(half_spaces(x, slope, shift, valid=None, sound=True), "linf").item() == 0.0
+    assert distance(dual(half_spaces(x, slope, shift, valid=None, sound=True), "linf")).item() == 0.0
 
 
 def test_overflowing_planes_prove_nothing():
     inf = torch.tensor([[[torch.inf, 1.0]]]).double()
     h = HalfSpaces(inf, torch.tensor([[torch.inf]]).double(), None, True)
-    assert distance(h, "linf").item() == 0.0
+    assert distance(dual(h, "linf")).item() == 0.0
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_radius_is_that_of_one_optimisation_for_each_input_and_class(norm):
+    model, shape = tiny_nets()["mlp"]
+    model, x = model.double(), torch.rand(12, *shape).double()
+    y = model(x).argmax(1)
+    threat = KINDS[norm]({"linf": 0.1, "l2": 0.2, "l1": 0.3}[norm])
+    with torch.no_grad():
+        radius = pec(model, x, y, threat).radius
+        ball = balls(threat, x, torch.full((12,), threat.eps).double(), sound=False)
+        planes = margin_planes(relaxation(trace(model, x), ball, slopes="parallel", hidden=True, sound=False), y)
+    slope, value = planes.coefficients.values, planes.coefficients.values @ x[..., None]
+    value, partial = value[..., 0] + planes.shift, 0
+    for i in range(12):
+        box = (-x[i].numpy(), 1 - x[i].numpy())
+        others = [(slope[i, k].numpy(), float(value[i, k])) for k in range(slope.shape[1]) if k != y[i]]
+        far = [by_bisection(a, b, *box) if norm == "l2" else by_linear_program(a, b, *box, norm) for a, b in others]
+        assert float(radius[i]) == pytest.approx(min(threat.eps, *far), abs=1e-8)
+        partial += 0 < min(far) < threat.eps
+    assert partial > 1
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_distances_and_the_margins_share_one_sort(norm, monkeypatch):
+    module, calls = import_module("holdfast.certify.distance"), []
+    monkeypatch.setattr(module, "split", lambda *given, plain=module.split: calls.append(1) or plain(*given))
+    model, shape = tiny_nets()["mlp"]
+    x = torch.rand(5, *shape)
+    pec(model, x, model(x).argmax(1), KINDS[norm](0.1))
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -201,3 +201,23 @@ def test_bad_samples_are_refused():
         percentile_bounds(torch.zeros(0, 3), 0.1, 0.5)
     with pytest.raises(InputError, match="at least 1 sample"):
         order_ranks(0, 0.1, 0.5, confidence=0.9)
+
+
+def test_the_bounds_are_the_order_statistics_of_the_golden_ranks():
+    """2000 samples 1, ..., 2000 in any order: the value of a rank is the rank."""
+    samples = torch.randperm(2000).double() + 1
+    found = percentile_bounds(samples, 0.36, 0.25, confidence=0.99999)
+    assert [float(found.lower), float(found.median), float(found.upper)] == [102, 1000, 1899]
+    assert float(percentile_bounds(samples, 0.1, 0.25, p=0.9).median) == 1800
+    assert float(percentile_bounds(samples[:5].sort().values, 0.0, 0.25).median) == samples[:5].median()
+
+
+@pytest.mark.parametrize("coordinates", [1, 3, 50])
+def test_all_bounds_together_share_the_probability_of_failure(coordinates):
+    """Two sides of each coordinate: each may fail with probability (1 - confidence) / (2 coordinates)."""
+    samples = torch.stack([torch.randperm(1000).double() + 1 for _ in range(coordinates)], 1)
+    found = percentile_bounds(samples, 0.2, 1.0, confidence=0.9, familywise=True)
+    each = stats.norm.cdf(-0.2)
+    rank = max(q for q in range(1, 1001) if stats.binom.cdf(q - 1, 1000, each) <= 0.1 / (2 * coordinates))
+    assert found.lower.tolist() == [rank] * coordinates
+    assert found.upper.tolist() == [1001 - rank] * coordinates

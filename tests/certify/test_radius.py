@@ -11,7 +11,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.bounds.region import balls, region
-from holdfast.certify.radius import CLOSED, METHODS, _search, radius, search_radius
+from holdfast.certify.radius import CLOSED, METHODS, _diameter, _search, radius, search_radius
 
 KINDS = {"linf": hf.Linf, "l2": hf.L2, "l1": hf.L1}
 DUAL = {"linf": 1, "l2": 2, "l1": torch.inf}
@@ -181,3 +181,22 @@ def test_bad_options_are_refused(options, message):
     model, x, y = problem(count=4)
     with pytest.raises(hf.InputError, match=message):
         radius(model, x, y, **{"norm": "linf", **options})
+
+
+def test_what_a_failed_ball_still_proves_raises_the_lower_end_of_the_bracket():
+    """0.5 fails and proves 0.4: a bracket of 0.1, closed after one evaluation at a tolerance of 0.2."""
+
+    def prove(x, y, eps):
+        return torch.where(eps <= 0.45, eps, torch.full_like(eps, 0.4)), None
+
+    x, y = torch.zeros(2, 1), torch.tensor([0, 0])
+    found = _search(prove, x, y, torch.tensor([True, False]), 1.0, 0.2)
+    assert found.radius.tolist() == pytest.approx([0.4, 0.0])
+    assert found.evaluations.tolist() == [1, 0]  # a misclassified input has radius 0 without any
+    closer = _search(prove, x[:1], y[:1], torch.tensor([True]), 1.0, 1e-4)
+    assert 0.45 - 1e-4 <= float(closer.radius) <= 0.45
+
+
+def test_the_search_begins_with_the_largest_distance_of_two_valid_inputs():
+    x = torch.zeros(1, 3, 3)
+    assert [_diameter(x, threat) for threat in (hf.Linf(0.0, low=-1.0), hf.L2(0.0), hf.L1(0.0))] == [2.0, 3.0, 9.0]

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -165,6 +166,34 @@ def test_counts_of_another_run_are_refused(line, tmp_path):
         hf.certify(model, x[:3], y[:3], hf.L2(0.1), "smoothing", sigma=SIGMA, n=500, counts=kept[-1])
     with pytest.raises(StorageError, match="nothing to resume"):
         load_counts(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"drawn": np.array([-(10**12)] * 3)},
+        {"drawn": np.array([10**12] * 3)},
+        {"counts": np.array([[-1, 1]] * 3)},
+        {"counts": np.zeros((3, 0), np.int64)},
+        {"guess": np.array([2, 0, 0])},
+        {"guess": np.array([-2, 0, 0])},
+        {"guess": np.array([0.5, 0, 0])},
+        {"lower": np.array([np.nan, 0, 0])},
+        {"lower": np.array([1.5, 0, 0])},
+        {"lower": np.zeros(2)},
+        {"settings": np.array("[" * 5000)},
+        {"settings": np.array("[1]")},
+    ],
+)
+def test_counts_that_no_sampling_gives_are_refused(tmp_path, change):
+    """A run that went on with the first one would draw without end."""
+    zeros = np.zeros(3, np.int64)
+    whole = {"guess": zeros - 1, "counts": np.zeros((3, 2), np.int64), "drawn": zeros, "lower": np.zeros(3)}
+    np.savez(tmp_path / "c.npz", settings=np.array("{}"), **whole)
+    assert load_counts(tmp_path / "c.npz").settings == {}
+    np.savez(tmp_path / "c.npz", **{"settings": np.array("{}"), **whole, **change})
+    with pytest.raises(StorageError, match="delete it to start again"):
+        load_counts(tmp_path / "c.npz")
     (tmp_path / "bad.npz").write_text("no")
     with pytest.raises(StorageError, match="cannot read"):
         load_counts(tmp_path / "bad.npz")
@@ -366,3 +395,22 @@ def test_attacks_reach_through_a_smoothed_convolutional_network():
     moved = torch.rand(3, 1, 28, 28, requires_grad=True)
     (gradient,) = torch.autograd.grad(smoothed(moved).sum(), moved)
     assert float(gradient.abs().max()) > 0
+
+
+def test_counts_of_one_label_prove_nothing_for_another():
+    class Sure(nn.Module):
+        def forward(self, x):
+            return torch.stack([torch.ones(len(x)), torch.zeros(len(x))], 1)
+
+    model, x, seen = Sure().eval(), torch.rand(3, 2), []
+    how = {"sigma": 0.5, "n": 400, "adaptive": False}
+    right = torch.zeros(3, dtype=torch.int64)
+    watched = hf.certify(
+        model, x, right, hf.L2(0.1), "smoothing", watch=lambda counts, left: seen.append(counts), **how
+    )
+    assert bool(watched.certified.all())
+    again = hf.certify(model, x, right, hf.L2(0.1), "smoothing", counts=seen[-1], **how)
+    assert torch.equal(again.radius, watched.radius)
+    other = hf.certify(model, x, 1 - right, hf.L2(0.1), "smoothing", counts=seen[-1], **how)
+    assert not bool(other.certified.any())
+    assert other.radius.tolist() == [0.0] * 3

@@ -281,3 +281,25 @@ def test_what_makes_no_sense_is_refused(method, threat, options, message):
     x = torch.rand(2, 2)
     with pytest.raises(hf.InputError, match=message):
         hf.certify(Above(0.5).eval(), x, torch.zeros(2, dtype=torch.int64), threat, method, **options)
+
+
+class Sure(nn.Module):
+    """Always class 0."""
+
+    def forward(self, x):
+        return torch.stack([torch.ones(len(x)), torch.zeros(len(x))], 1)
+
+
+@pytest.mark.parametrize(("size", "pixels"), [(2, 2), (1, 4), (5, 0)])
+def test_the_radius_of_ablation_is_the_last_number_of_pixels_that_the_probability_covers(size, pixels):
+    """9 pixels, `size` of them seen: rho changed ones are seen with probability 1 - C(9 - rho, size) / C(9, size).
+
+    Seen 2: 0.22, 0.42 and 0.58 for rho = 1, 2, 3, so that a probability near 1 proves 2. Seen 1: rho / 9, so that it
+    proves 4. Seen 5: 0.56 for one pixel, which is more than a half.
+    """
+    seen = [1 - math.comb(9 - rho, size) / math.comb(9, size) for rho in range(9)]
+    assert pixels == max(rho for rho in range(9) if 0.5 + seen[rho] < 0.993)
+    x, y = torch.rand(2, 1, 3, 3), torch.tensor([0, 0])
+    found = hf.certify(Sure().eval(), x, y, hf.Sparse(pixels), "smoothing-l0", size=size, n=1000, adaptive=False)
+    assert found.radius.tolist() == [pixels] * 2
+    assert bool(found.certified.all())

@@ -25,8 +25,8 @@ from holdfast.certify import smoothing_patch as _smoothing_patch  # noqa: F401
 from holdfast.certify.gloro import GloRo
 from holdfast.certify.radius import radius
 from holdfast.certify.smoothed import Smoothed, unwrap
-from holdfast.checks import check_task
-from holdfast.errors import InputError
+from holdfast.checks import check_precision, check_task
+from holdfast.errors import InputError, SoundnessError
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
@@ -76,6 +76,7 @@ def certify(
         raise InputError(f"chunk must be at least 1, got {chunk}")
     if isinstance(model, Smoothed):
         model, options = unwrap(model, method, options)
+    check_precision(x)
     logits = check_task(model, x, y, threat, chunk=chunk)
     return prove(model, x, y, threat, method, logits, chunk=chunk, **options)
 
@@ -92,6 +93,7 @@ def prove(
     **options: Any,
 ) -> CertifyResult:
     """`certify` for a task that was checked, and whose logits (B, K) are known."""
+    check_precision(x)
     entry = get("certify", method)
     # What samples mixes the copies of all inputs in batches of its own.
     chunk = len(x) if entry.guarantee == "probabilistic proof" else max(chunk, AT_ONCE) if entry.quick else chunk
@@ -112,5 +114,21 @@ def prove(
         max(part.alpha for part in parts),
         tuple(name for part in parts for name in part.by),
     )
-    # The smoothed classifier may be right where the model is wrong, and the other way round.
-    return result if entry.smoothed else replace(result, certified=result.certified & (logits.argmax(1) == y))
+    if entry.smoothed:  # the smoothed classifier may be right where the model is wrong, and the other way round
+        return result
+    if options.get("sound", True) and not entry.own_margin:
+        _check_margin(result.margin, logits, y, method)
+    return replace(result, certified=result.certified & (logits.argmax(1) == y))
+
+
+def _check_margin(margin: Tensor, logits: Tensor, y: Tensor, method: str) -> None:
+    """Refuse a proof that the model contradicts at the input itself, which lies in every threat set."""
+    z, rows = logits.double(), y[:, None]
+    clean = (z.gather(1, rows) - z.scatter(1, rows, -torch.inf).amax(1, keepdim=True))[:, 0]
+    wrong = margin.double() > clean
+    if bool(wrong.any()):
+        i = int(wrong.nonzero()[0])
+        raise SoundnessError(
+            f"'{method}' proves a margin of {margin[i]:.6g} for an input at which the model has {clean[i]:.6g}. "
+            "This is a bug in Holdfast: please report it with the model."
+        )

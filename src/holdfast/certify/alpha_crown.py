@@ -54,7 +54,7 @@ def alpha_crown(
             least = -ascent.hope * own
         return _climb(graph, r, y, ascent, least, sound=sound)
 
-    found = worst_margins(trace(model, x), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
+    found = worst_margins(trace(model, x, threat), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
     return from_margins(found, y, "alpha-crown")
 
 

@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor, nn
 
+from holdfast.bounds.affine import is_affine
 from holdfast.bounds.ball_box import margins, outer_bound, proven_norm
 from holdfast.bounds.graph import trace
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import Region, region
 from holdfast.bounds.rounding import unit
 from holdfast.certify.cache import cached_norm
-from holdfast.certify.margins import from_margins
+from holdfast.certify.margins import from_margins, interval_margins
 from holdfast.registry import register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
@@ -22,7 +23,8 @@ REFERENCE = "Lee, Lee and Park, Lipschitz-certifiable training with a tight oute
 def bcp_margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
     """Lower bounds of z_y - z_j, (B, K), from proven norms of the layers; in the dtype of the inputs, rounded down."""
     found = margins(outer_bound(graph, r, proven_norm(cached_norm), sound=sound), y).to(r.x.dtype)
-    return found - 4 * unit(found.dtype) * found.abs() if sound else found
+    found = found - 4 * unit(found.dtype) * found.abs() if sound else found
+    return torch.maximum(found, interval_margins(graph, r, y, sound=sound)) if is_affine(graph) else found
 
 
 @register(
@@ -49,4 +51,4 @@ def bcp(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool =
         threat: an l2 ball; linf and l1 balls are put into the smallest l2 ball, and into their own box.
         sound: account for floating-point rounding.
     """
-    return from_margins(bcp_margins(trace(model, x), region(threat, x, sound=sound), y, sound=sound), y, "bcp")
+    return from_margins(bcp_margins(trace(model, x, threat), region(threat, x, sound=sound), y, sound=sound), y, "bcp")

@@ -45,4 +45,4 @@ def cap(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool =
         threat: a ball; the valid range of the inputs is used.
         sound: account for floating-point rounding, through the equal bound of `fastlin`.
     """
-    return from_margins(cap_margins(trace(model, x), region(threat, x, sound=sound), y, sound=sound), y, "cap")
+    return from_margins(cap_margins(trace(model, x, threat), region(threat, x, sound=sound), y, sound=sound), y, "cap")

@@ -34,7 +34,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds.rounding import gamma, unit
+from holdfast.bounds.rounding import gamma, norm_above, unit
 from holdfast.certify.lipschitz import NORMS, Constants, lipschitz_constants
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.centroid import Centroid, CentroidNet
@@ -117,6 +117,7 @@ def separation(net: CentroidNet, x: Tensor, *, low: float = 0.0, high: float = 1
     guarantee="proof",
     threats=NORMS,
     reference="Wang, On the feature alignment of deep vision models (thesis), 2023",
+    own_margin=True,
 )
 def centroid(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, may_reject: bool = False, sound: bool = True
@@ -154,8 +155,7 @@ def _result(right: Tensor, room: Tensor, x: Tensor, threat: L2, constants: Const
     if sound:
         u = unit(x.dtype)
         slope = float(constants.slope.max()) / math.sqrt(2)
-        distance = torch.linalg.vector_norm((x - constants.centre).flatten(1), dim=1).double()
-        distance = distance * (1 + gamma(x[0].numel(), x.dtype))
+        distance = norm_above((x - constants.centre).flatten(1)) * (1 + gamma(x[0].numel(), x.dtype))
         # Distances below the last term may lose all digits to underflow.
         fixed = 2 * (float(constants.offset.max()) / math.sqrt(2) + slope * distance) * SAFE
         fixed = fixed + 64 * math.sqrt(torch.finfo(x.dtype).tiny / u)

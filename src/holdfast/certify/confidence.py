@@ -21,6 +21,9 @@ SLACK = 1e-12
 AT_THE_CAP = 0.6
 """Share of alpha for the last look of a growing sample."""
 
+CONFIDENCE = 0.95
+"""Of the intervals that reports show around a share of the inputs."""
+
 Interval = Literal["bernstein", "hoeffding"]
 
 
@@ -54,6 +57,19 @@ def binomial_upper(successes: Tensor, trials: Tensor | int, alpha: Tensor | floa
     with np.errstate(all="ignore"):
         p = special.betainccinv(k + 1, n - k, a)
     return _tensor(np.where(k < n, np.minimum(p * (1 + SLACK), 1.0), 1.0), successes)
+
+
+def clopper_pearson(count: int, total: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Exact interval of a probability after `count` hits in `total` draws (Clopper and Pearson, 1934).
+
+    The one interval that Holdfast shows around a share of the inputs. It covers the truth at least as often as it says,
+    unlike the normal interval and Wilson's.
+
+    >>> tuple(round(end, 3) for end in clopper_pearson(0, 10))
+    (0.0, 0.308)
+    """
+    hits, tail = torch.tensor(count), (1 - confidence) / 2
+    return float(binomial_lower(hits, total, tail)), float(binomial_upper(hits, total, tail))
 
 
 def binomial_p_value(first: Tensor, second: Tensor) -> Tensor:

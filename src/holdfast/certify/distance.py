@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from holdfast.bounds.rounding import gamma, underflow, unit
+from holdfast.bounds.rounding import gamma, norm_underflow, underflow, unit
 
 Norm = Literal["linf", "l2", "l1"]
 NORMS: tuple[Norm, ...] = ("linf", "l2", "l1")
@@ -52,7 +52,7 @@ def half_spaces(
     value = (u @ v[:, :, None])[:, :, 0] + shift.double()
     if sound:
         size = (u.abs() @ v.abs()[:, :, None])[:, :, 0] + shift.double().abs()
-        value = value - 2 * gamma(v.shape[1], torch.float64) * size
+        value = value - 2 * gamma(v.shape[1], torch.float64) * size - underflow(v.shape[1], torch.float64)
     room = None
     if valid is not None:
         up, down = (valid[1] - v)[:, None], (v - valid[0])[:, None]
@@ -60,44 +60,60 @@ def half_spaces(
     return HalfSpaces(u, value, room, sound)
 
 
-def distance(h: HalfSpaces, norm: Norm) -> Tensor:
-    """Distance to each half-space, (B, K): 0 where x lies in it, infinite where no valid input does.
+@dataclass(frozen=True, eq=False)
+class Dual:
+    """The best split of |slope| into a1 and a2 for each half-space, as the two numbers that it comes down to.
 
-    Without a valid range it is max(0, value / |slope|_q). With one, Liu et al. ("Training provably robust models by
-    polyhedral envelope regularization", 2020, algorithm 1) clip and re-solve in rounds; the sort used here ends at the
-    same optimum without rounds.
+    Attributes:
+        top: (B, K), value - <a2, room>, rounded down.
+        bottom: (B, K), |a1|_q, rounded up.
+        sound: round what is made of them to the safe side as well.
+    """
+
+    top: Tensor
+    bottom: Tensor
+    sound: bool
+
+
+def dual(h: HalfSpaces, norm: Norm) -> Dual:
+    """The split that `distance` and `reach` share: the sort behind it is most of their cost.
+
+    Liu et al. ("Training provably robust models by polyhedral envelope regularization", 2020, algorithm 1) clip and
+    re-solve in rounds; the sort used here ends at the same optimum without rounds.
     """
     size = h.slope.abs()
     free = size if h.room is None else split(size, h.value.clamp(min=0), h.room, norm)
-    top, bottom = _dual(h, size, free, norm)
-    tiny = torch.finfo(torch.float64).tiny
-    found = torch.where(bottom > 0, top / bottom.clamp(min=tiny), torch.inf)
-    found = found * (1 - 4 * unit(torch.float64)) if h.sound else found
-    # An overflow in the planes proves nothing.
-    return torch.where((top > 0) & top.isfinite() & bottom.isfinite(), found, torch.zeros_like(top))
-
-
-def reach(h: HalfSpaces, norm: Norm, eps: Tensor) -> Tensor:
-    """Lower bound of <slope, d> + value over |d| <= eps inside the range, (B, K); eps (B,).
-
-    Positive wherever the half-space is farther than eps: it uses the split that `distance` finds.
-    """
-    size = h.slope.abs()
-    free = size if h.room is None else split(size, h.value.clamp(min=0), h.room, norm)
-    top, bottom = _dual(h, size, free, norm)
-    value = top - eps.double()[:, None] * bottom
-    return value - 4 * unit(torch.float64) * (top.abs() + value.abs()) if h.sound else value
-
-
-def _dual(h: HalfSpaces, size: Tensor, free: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """value - <size - free, room>, rounded down, and |free|_q, rounded up; (B, K) each."""
     g = 2 * gamma(size.shape[2], torch.float64) if h.sound else 0.0
     bottom = _dual_norm(free, norm) * (1 + g)
+    if h.sound and norm == "l2":
+        bottom = bottom + norm_underflow(size.shape[2], torch.float64)
     if h.room is None:
-        return h.value, bottom
+        return Dual(h.value, bottom, h.sound)
     blocked = ((size - free) * h.room).sum(2)
     top = h.value - blocked * (1 + g)
-    return (top - g * top.abs() - underflow(size.shape[2], torch.float64) if h.sound else top), bottom
+    top = top - g * top.abs() - underflow(size.shape[2], torch.float64) if h.sound else top
+    return Dual(top, bottom, h.sound)
+
+
+def distance(d: Dual) -> Tensor:
+    """Distance to each half-space, (B, K): 0 where x lies in it, infinite where no valid input does.
+
+    Without a valid range it is max(0, value / |slope|_q).
+    """
+    tiny = torch.finfo(torch.float64).tiny
+    found = torch.where(d.bottom > 0, d.top / d.bottom.clamp(min=tiny), torch.inf)
+    found = found * (1 - 4 * unit(torch.float64)) if d.sound else found
+    # An overflow in the planes proves nothing.
+    return torch.where((d.top > 0) & d.top.isfinite() & d.bottom.isfinite(), found, torch.zeros_like(d.top))
+
+
+def reach(d: Dual, eps: Tensor) -> Tensor:
+    """Lower bound of <slope, d> + value over |d| <= eps inside the range, (B, K); eps (B,).
+
+    Positive wherever the half-space is farther than eps: the split is the one that the distance comes from.
+    """
+    value = d.top - eps.double()[:, None] * d.bottom
+    return value - 4 * unit(torch.float64) * (d.top.abs() + value.abs()) if d.sound else value
 
 
 def _dual_norm(values: Tensor, norm: Norm) -> Tensor:

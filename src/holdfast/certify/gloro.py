@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.lipschitz import lipschitz_estimate
 from holdfast.certify.lipschitz import certify_logits, lipschitz_constants, second_look
+from holdfast.checks import check_precision
 from holdfast.errors import InputError
 from holdfast.threats import L2
 
@@ -56,11 +57,12 @@ class GloRo(nn.Module):
         return torch.cat([logits, bottom(logits, bound.pairs, self.threat.eps)], 1)
 
     def _proved(self, x: Tensor) -> Tensor:
+        check_precision(x)
         logits: Tensor = self.model(x)
         if logits.shape[0] == 0:
             return torch.cat([logits, logits[:, :1]], 1)
         top, predicted = logits.max(1)
-        constants = lipschitz_constants(self.model, x)
+        constants = lipschitz_constants(self.model, x, self.threat)
         result = certify_logits(logits, x, predicted, self.threat, constants, "gloro", sound=True)
         result = second_look(result, logits, x, predicted, self.threat, constants, "gloro")
         # z_j minus the margin is rounded: keep it on the side of z_j on which it is.

@@ -25,13 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.bounds import ops
+from holdfast.bounds.agreement import check_plain
 from holdfast.bounds.ball_box import proven_norm
 from holdfast.bounds.graph import trace
 from holdfast.bounds.lipschitz import lipschitz_bound
 from holdfast.bounds.local_lipschitz import local_lipschitz
 from holdfast.bounds.ops import Graph, Node
 from holdfast.bounds.region import region
-from holdfast.bounds.rounding import gamma, unit
+from holdfast.bounds.rounding import gamma, norm_above, unit
 from holdfast.certify.cache import cached_norm
 from holdfast.certify.logit_error import Rounding
 from holdfast.registry import register
@@ -81,7 +82,9 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[bool, bool], _Known]] = WeakKeyD
 
 
 @torch.no_grad()
-def lipschitz_constants(model: nn.Module, x: Tensor, *, single: bool = False, sound: bool = True) -> Constants:
+def lipschitz_constants(
+    model: nn.Module, x: Tensor, threat: L2 | None = None, *, single: bool = False, sound: bool = True
+) -> Constants:
     """The constants of a model for inputs like x (B, ...); computed once, and anew as soon as the model has changed.
 
     They are kept with a copy of all parameters and buffers, which is compared value by value: cheap beside a forward
@@ -91,14 +94,16 @@ def lipschitz_constants(model: nn.Module, x: Tensor, *, single: bool = False, so
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs; their shape and dtype count.
+        threat: where the graph is compared with the model besides x, when the constants are computed.
         single: sqrt(2) times the constant of the map to all logits, for every pair.
         sound: with the rounding of the logits; else this is zero.
     """
+    check_plain(model)
     text = f"{x.dtype} {x.device} {tuple(x.shape[1:])} {model!r}"
     tensors = (*model.parameters(), *model.buffers())
     known, key = _KNOWN.setdefault(model, {}), (single, sound)
     if key not in known or not known[key].holds(text, tensors):
-        graph = trace(model, x)
+        graph = trace(model, x, threat)
         bound = lipschitz_bound(single_constant(graph) if single else graph, norm=cached_norm)
         if sound:
             rounding = Rounding(graph, bound, x.dtype)
@@ -139,8 +144,7 @@ def certify_logits(
     reach, stretch, apart = threat.eps, 1.0, 0.0
     if sound:
         error, slope = constants.offset[y], constants.slope[y]
-        distance = torch.linalg.vector_norm((x - constants.centre).flatten(1), dim=1).double()
-        distance = distance * (1 + gamma(x[0].numel(), x.dtype))
+        distance = norm_above((x - constants.centre).flatten(1)) * (1 + gamma(x[0].numel(), x.dtype))
         gap = gap - 2 * (error + slope * distance[:, None])
         k = k + slope
         stretch, apart, reach = _stretch(x), _apart(threat, x), _reach(threat, x)
@@ -164,7 +168,7 @@ def _certify(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, name: str, *, sound: bool, logits: Tensor | None
 ) -> CertifyResult:
     assert isinstance(threat, L2)  # the registry lets no other one in
-    constants = lipschitz_constants(model, x, single=name == "lipschitz", sound=sound)
+    constants = lipschitz_constants(model, x, threat, single=name == "lipschitz", sound=sound)
     logits = model(x) if logits is None else logits
     result = certify_logits(logits, x, y, threat, constants, name, sound=sound)
     return second_look(result, logits, x, y, threat, constants, name) if sound else result
@@ -283,9 +287,9 @@ def _certify_locally(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool, logits: Tensor | None
 ) -> CertifyResult:
     assert isinstance(threat, L2)  # the registry lets no other one in
-    constants, logits = lipschitz_constants(model, x, sound=sound), model(x) if logits is None else logits
+    constants, logits = lipschitz_constants(model, x, threat, sound=sound), model(x) if logits is None else logits
     ball = region(threat, x, sound=sound)
-    around = local_lipschitz(trace(model, x), ball, norm=proven_norm(cached_norm), sound=sound)
+    around = local_lipschitz(trace(model, x, threat), ball, norm=proven_norm(cached_norm), sound=sound)
     pairs = torch.minimum(around.pairs(y), constants.pairs[y])
     found = certify_logits(logits, x, y, threat, constants, "lipschitz", sound=sound, pairs=pairs)
     everywhere = certify_logits(logits, x, y, threat, constants, "lipschitz", sound=sound)

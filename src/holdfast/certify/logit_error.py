@@ -31,7 +31,7 @@ from holdfast.bounds.interval import EXACT, ULPS
 from holdfast.bounds.lipschitz import LipschitzBound
 from holdfast.bounds.lipschitz_layers import SLOPES
 from holdfast.bounds.ops import Graph, Node
-from holdfast.bounds.rounding import gamma, underflow, unit
+from holdfast.bounds.rounding import gamma, norm_above, underflow, unit
 from holdfast.bounds.spectral import norm_bound
 from holdfast.errors import UnsupportedError
 
@@ -89,8 +89,7 @@ class Rounding:
 
         Never more than by `everywhere`; takes a pass through the network.
         """
-        far = torch.linalg.vector_norm((x - self.centre).flatten(1), dim=1).double()
-        far = far * (1 + gamma(x[0].numel(), x.dtype))
+        far = norm_above((x - self.centre).flatten(1)) * (1 + gamma(x[0].numel(), x.dtype))
         away = torch.tensor([[0.0], [eps]], dtype=torch.float64, device=x.device)  # at x, and at the other input
 
         def affine(constant: float, slope: float = 0.0) -> Tensor:
@@ -99,7 +98,7 @@ class Rounding:
 
         slopes = [m[1] for m, _ in self.pairs]  # a Lipschitz constant of every node
         values = self.graph.walk(x, lambda node, inputs: ops.evaluate(node.op, inputs))
-        norms = [torch.linalg.vector_norm(v.flatten(1).double(), dim=1) * SLACK for v in values]
+        norms = [norm_above(v.flatten(1)) * SLACK for v in values]
         sizes = self._sizes(affine, lambda i, e: norms[i] + e[0] + slopes[i] * away)
         last = self.graph.nodes[-1]
         if isinstance(last.op, ops.Linear):
@@ -152,8 +151,10 @@ class Rounding:
             case ops.Activation():
                 k, zero = SLOPES[node.op.kind](node.op.parameter), torch.zeros(node.shape, dtype=self.dtype)
                 shift = affine(_norm(node.op.function(zero), node.shape))
-                local = 2 * ULPS * self.u * (k * (m + e) + shift) + tiny
-                return k * m + shift, k * e + (0 if node.op.kind in EXACT else local)
+                local = affine(node.op.error * math.sqrt(math.prod(node.shape)))
+                if node.op.kind not in EXACT:
+                    local = local + 2 * ULPS * self.u * (k * (m + e) + shift) + tiny
+                return k * m + shift, k * e + local
             case ops.MaxPool():
                 k = math.sqrt(math.prod(_windows(node.op, axis) for axis in range(2)))
                 return k * m, k * e
@@ -198,7 +199,7 @@ def _norms_of(node: Node, op: ops.Linear | ops.Conv, known: dict[str, float]) ->
 def _distances(op: ops.Linear) -> Tensor:
     """||w_y - w_i||, (K, K)."""
     weight = op.weight.double()
-    return torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.stack([norm_above(row - weight) for row in weight])
 
 
 def _front(graph: Graph, dtype: torch.dtype) -> tuple[Node | None, Tensor]:
@@ -211,7 +212,7 @@ def _front(graph: Graph, dtype: torch.dtype) -> tuple[Node | None, Tensor]:
 
 
 def _norm(values: Tensor, shape: ops.Shape) -> float:
-    return float(torch.linalg.vector_norm(values.double().expand(shape)))
+    return float(norm_above(values.expand(shape).reshape(1, -1)))
 
 
 def _windows(op: ops.MaxPool, axis: int) -> int:
@@ -223,7 +224,7 @@ def _absolute_norm(op: ops.Linear | ops.Conv) -> float:
     """At least the norm of |A|: that of Frobenius, or the root of the largest row sum times the largest column sum."""
     weight = op.weight.double().abs()
     if isinstance(op, ops.Linear):
-        return float(torch.linalg.vector_norm(weight)) * SLACK
+        return float(norm_above(weight.view(1, -1))) * SLACK
     rows = weight.flatten(1).sum(1).max()
     columns = weight.unflatten(0, (op.groups, -1)).sum((1, 3, 4)).max()
     return float((rows * columns).sqrt()) * SLACK

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds import interval, linear
+from holdfast.bounds import affine, linear
 from holdfast.bounds.graph import trace
 from holdfast.bounds.inputs import boxes
 from holdfast.bounds.ops import Graph
@@ -20,10 +20,10 @@ Margins = Callable[[Graph, Region, Tensor], Tensor]
 
 
 def interval_margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
-    """Interval bounds of the margins, (B, K)."""
+    """Interval bounds of the margins, (B, K); exact on boxes and sparse sets if the network has no activation."""
     before = Graph(graph.nodes[:-1])
     relaxed = linear.relaxation(before, r, slopes=None, hidden=False, sound=sound)
-    return interval.margins(graph, relaxed.intervals, y, sound=sound)
+    return affine.interval_margins(graph, relaxed, y)
 
 
 def linear_margins(graph: Graph, r: Region, y: Tensor, *, slopes: Slopes, hidden: bool, sound: bool) -> Tensor:
@@ -86,7 +86,7 @@ def ibp(
     def margins(graph: Graph, r: Region, y: Tensor) -> Tensor:
         return interval_margins(graph, r, y, sound=sound)
 
-    found = worst_margins(trace(model, x), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
+    found = worst_margins(trace(model, x, threat), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
     return from_margins(found, y, "ibp")
 
 
@@ -105,7 +105,7 @@ def _linear(
     def margins(graph: Graph, r: Region, y: Tensor) -> Tensor:
         return linear_margins(graph, r, y, slopes=slopes, hidden=hidden, sound=sound)
 
-    found = worst_margins(trace(model, x), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
+    found = worst_margins(trace(model, x, threat), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
     return from_margins(found, y, name)
 
 

@@ -1,17 +1,20 @@
 """The exact smallest margin of a piecewise linear network over a box, by mixed-integer programming.
 
-The solver is HiGHS, through scipy. It works in float64 with tolerances; see `_slack` for what is held back for them.
+Branch and bound over the zero-one choices. HiGHS, through scipy, solves the linear relaxation of every node; the bound
+that counts is the one that `milp_bound` proves from its multipliers, so no tolerance of the solver has to be trusted.
 """
 
 import copy
+import heapq
+import itertools
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-from scipy import optimize
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from holdfast.bounds import linear, ops
@@ -21,8 +24,9 @@ from holdfast.bounds.ops import Graph, evaluate
 from holdfast.bounds.region import Region, region
 from holdfast.bounds.relax import PIECEWISE
 from holdfast.bounds.rounding import gamma, underflow, unit
-from holdfast.certify.milp_model import Floats, Program, Skeleton, program, skeleton
-from holdfast.checks import check_task
+from holdfast.certify.milp_bound import Relaxed, Scaled, relax, scale
+from holdfast.certify.milp_model import Floats, Indices, Skeleton, program, skeleton
+from holdfast.checks import check_precision, check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.registry import get, register
 from holdfast.results import CertifyResult
@@ -30,9 +34,8 @@ from holdfast.threats import Threat
 
 Status = Literal["certified", "broken", "unknown"]
 
-EARLY = 0.9
-"""Relative gap at which HiGHS may stop where only the verdict counts: with a positive value p at the best point it
-then drops every branch whose bound is above (1 - EARLY) p > 0, and is done as soon as the margin is proven positive."""
+GAP = 1e-7
+"""Distance of bound and best point at which the margin counts as exact, relative to the largest logit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +45,10 @@ class MilpResult:
     Attributes:
         status: "certified" (the margin is positive, by more than `slack`), "broken" (`x_adv` is misclassified) or
             "unknown" (out of time, too many binaries, or within the slack of zero).
-        margin: (B,) float64. The smallest margin min_j z_y - z_j over the threat set where `exact`, else a lower bound.
-        slack: (B,) float64. What tolerances of the solver and rounding of the model can make of it.
-        exact: (B,) bool. Solved to optimality.
+        margin: (B,) float64. A proven lower bound of the smallest margin min_j z_y - z_j over the threat set; that
+            margin itself, up to GAP, where `exact`.
+        slack: (B,) float64. What rounding of the model, when it is run, can make of it.
+        exact: (B,) bool. Solved to optimality: a point of the set has the margin, up to GAP.
         x_adv: a misclassified input of the threat set where "broken", else x; shape of x.
         binaries: (B,) int64, zero-one variables.  nodes: (B,) int64, branches explored.
         seconds: (B,) float64, time spent.
@@ -110,6 +114,7 @@ def exact_margin(
         (('certified',), 0.05)
     """
     get("certify", "milp").check(threat if isinstance(threat, Threat) else None, {})
+    check_precision(x)
     check_task(model, x, y, threat)
     return _solve(model, x, y, threat, time_limit=time_limit, max_binaries=max_binaries, verdict=False)
 
@@ -121,15 +126,15 @@ def _solve(
     if not time_limit > 0 or max_binaries < 0:
         raise InputError(f"time_limit must be > 0 and max_binaries >= 0, got {time_limit} and {max_binaries}")
     # In float64 from here on, so that bounds and coefficients hold the model's own weights without a further rounding.
-    graph = trace(copy.deepcopy(model).double().cpu(), x.double().cpu())
+    graph = trace(copy.deepcopy(model).double().cpu(), x.double().cpu(), threat)
     check_layers(graph)
     inputs = region(threat, x, sound=True)
     box = Region(inputs.lower.double().cpu(), inputs.upper.double().cpu(), x.double().cpu())
     relaxed = linear.relaxation(graph, box, slopes="adaptive", hidden=True, sound=True)
-    margins = linear.margin_bounds(relaxed, y.cpu()).scatter(1, y.cpu()[:, None], torch.inf)
+    margins = linear.margin_bounds(relaxed, y.cpu())
     rounding = evaluation_error(graph, relaxed.intervals, x.dtype)
     rounding = rounding.gather(1, y.cpu()[:, None])[:, 0] + rounding.amax(1)
-    batch = _Batch(model, x, y, threat, skeleton(graph), relaxed.intervals, margins, rounding)
+    batch = _Batch(model, x, y.cpu(), threat, skeleton(graph), relaxed.intervals, margins, rounding)
     found = [_one_input(batch, i, time_limit, max_binaries, verdict=verdict) for i in range(len(x))]
     return MilpResult(
         tuple(one.status for one in found),
@@ -145,7 +150,7 @@ def _solve(
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """What is known before the solver starts: `margins` (B, K) are CROWN's, infinite at y; `rounding` is (B,)."""
+    """What is known before the solver starts: `margins` (B, K) are CROWN's; `rounding` is (B,)."""
 
     model: nn.Module
     x: Tensor
@@ -166,32 +171,39 @@ class _Batch:
             return None
         return float(logits[label] - logits.max()), candidate[i]
 
+    def margin_at(self, i: int, point: Tensor) -> float:
+        """Margin of input i at a point, by the graph in float64."""
+        logits, label = self.base.graph.forward(point[None])[0], int(self.y[i])
+        others = torch.cat([logits[:label], logits[label + 1 :]])
+        return float(logits[label] - others.max())
+
 
 @dataclass(eq=False)
 class _One:
     """The state of the search for one input.
 
-    `bounds` (K,) are the lower bounds of the margins proved so far, `best` the smallest of those solved to optimality;
-    `x_adv` is the counter-example with the smallest margin, `reached`.
+    `bounds` (K,) are the lower bounds of the margins proved so far, `best` is the smallest margin at a point of the
+    set; `x_adv` is the counter-example with the smallest margin, `reached`. The search ends within `gap` of the best.
     """
 
     bounds: Floats
-    slack: float
+    verdict: bool
+    slack: float = math.inf
+    gap: float = 0.0
     binaries: int = 0
+    best: float = math.inf
     x_adv: Tensor | None = None
     reached: float = math.inf
-    solved: set[int] = field(default_factory=set)
-    best: float = math.inf
     nodes: int = 0
     seconds: float = 0.0
 
     @property
     def margin(self) -> float:
-        return float(self.bounds.min())
+        return min(float(self.bounds.min()), self.best)
 
     @property
     def exact(self) -> bool:
-        return self.margin == math.inf or int(self.bounds.argmin()) in self.solved
+        return self.best - self.margin <= self.gap
 
     @property
     def status(self) -> Status:
@@ -199,91 +211,85 @@ class _One:
             return "broken"
         return "certified" if self.margin > self.slack else "unknown"
 
-    def consider(self, found: tuple[float, Tensor] | None) -> None:
-        """Keeps the counter-example if it is worse than the one before."""
+    def visit(self, batch: _Batch, i: int, point: Tensor) -> None:
+        """Notes the margin at a point, and the point itself if it is the worst counter-example so far."""
+        margin = batch.margin_at(i, point)
+        self.best = min(self.best, margin)
+        if margin > self.slack or margin >= self.reached:
+            return
+        found = batch.counter_example(i, point)
         if found is not None and found[0] < self.reached:
             self.reached, self.x_adv = found
 
-    def open(self, j: int, *, verdict: bool) -> bool:
-        """Can class j still change the answer? For the exact margin: can it lie below the smallest one found?"""
-        if verdict:
-            return self.x_adv is None and bool(self.bounds[j] <= self.slack)
-        return j not in self.solved and bool(self.bounds[j] < self.best)
+    def open(self, bound: float) -> bool:
+        """Can a part of the program with this lower bound still change the answer?"""
+        if self.verdict:
+            return self.x_adv is None and self.best > self.slack >= bound
+        return bound < self.best - self.gap
 
 
 def _one_input(batch: _Batch, i: int, time_limit: float, max_binaries: int, *, verdict: bool) -> _One:
     start = time.monotonic()
+    margins, label = batch.margins[i].numpy(), int(batch.y[i])
     # A bound that overflowed proves nothing.
-    one = _One(np.nan_to_num(batch.margins[i].numpy().copy(), nan=-np.inf, posinf=np.inf, neginf=-np.inf), math.inf)
-    one.consider(batch.counter_example(i, batch.x[i]))
+    one = _One(np.where(np.isfinite(margins), margins, -np.inf), verdict)
+    one.bounds[label] = np.inf
+    one.visit(batch, i, batch.x[i].double().cpu())
     intervals = [(low[i].numpy(), high[i].numpy()) for low, high in batch.intervals]
     if all(np.isfinite(end).all() for pair in intervals for end in pair):
         task = program(batch.base, intervals)
-        one.slack, one.binaries = _slack(task, float(batch.rounding[i])), task.binaries
-        if task.binaries <= max_binaries:
-            _search(batch, i, task, one, start + time_limit, verdict=verdict)
+        logits = batch.base.columns[-1]
+        one.slack, one.binaries = float(batch.rounding[i]), task.binaries
+        one.gap = GAP * float(np.maximum(-task.floor[logits], task.ceiling[logits]).max())
+        lp = scale(task)
+        if task.binaries <= max_binaries and lp.usable:
+            for j in one.bounds.argsort().tolist():
+                if j != label:
+                    _search(batch, i, j, lp, one, start + time_limit)
     one.seconds = time.monotonic() - start
     return one
 
 
-def _search(batch: _Batch, i: int, task: Program, one: _One, deadline: float, *, verdict: bool) -> None:
-    """Class by class, the weakest bound first: the relaxation, then the whole program, as far as it is needed."""
-    logits, label = batch.base.columns[-1], int(batch.y[i])
-    gaps = (EARLY, 0.0) if verdict else (0.0,)
-    for j in one.bounds.argsort().tolist():
-        objective = np.zeros(len(task.floor))
-        objective[[logits[label], logits[j]]] = 1.0, -1.0
-        for gap in (None, *gaps) if j != label else ():
-            if not one.open(j, verdict=verdict) or time.monotonic() >= deadline:
-                break
-            answer = _minimise(task, objective, gap, deadline - time.monotonic())
-            one.nodes += answer.nodes
-            one.bounds[j] = max(one.bounds[j], answer.bound)
-            if answer.optimal:
-                one.solved.add(j)
-                one.best = min(one.best, answer.bound)
-            if answer.point is not None:
-                one.consider(batch.counter_example(i, torch.from_numpy(answer.point[batch.base.columns[0]])))
+def _search(batch: _Batch, i: int, j: int, lp: Scaled, one: _One, deadline: float) -> None:
+    """Branch and bound for the margin over class j: the part with the smallest bound first, until none is open."""
+    task, binary = lp.task, np.flatnonzero(lp.task.integer)
+    logits = batch.base.columns[-1]
+    objective = np.zeros(len(task.floor))
+    objective[logits[int(batch.y[i])]] += 1.0
+    objective[logits[j]] -= 1.0
+    closed, count = math.inf, itertools.count()
+    # A node: its bound, a number that breaks ties, and the value of every binary, -1 where it is free.
+    nodes = [(float(one.bounds[j]), next(count), np.full(len(binary), -1, dtype=np.int8))]
+    while nodes and one.open(nodes[0][0]) and time.monotonic() < deadline:
+        bound, _, choice = heapq.heappop(nodes)
+        floor, ceiling = task.floor.copy(), task.ceiling.copy()
+        floor[binary], ceiling[binary] = choice == 1, choice != 0
+        found = relax(lp, objective, floor, ceiling, deadline)
+        bound = max(bound, found.bound)
+        one.nodes += 1
+        if found.point is not None:
+            inputs = found.point.clip(task.floor, task.ceiling)[batch.base.columns[0]]
+            one.visit(batch, i, torch.from_numpy(inputs))
+        at = _branching(lp, binary, choice, found)
+        if at is None or not one.open(bound):
+            closed = min(closed, bound)
+            continue
+        for value in (0, 1):
+            child = choice.copy()
+            child[at] = value
+            heapq.heappush(nodes, (bound, next(count), child))
+    one.bounds[j] = min(closed, nodes[0][0] if nodes else math.inf)
 
 
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    """A proven lower bound of the minimum, whether it is the minimum, and the best point found."""
-
-    bound: float
-    optimal: bool
-    point: Floats | None
-    nodes: int
-
-
-def _minimise(task: Program, objective: Floats, gap: float | None, seconds: float) -> _Answer:
-    """Minimises objective @ v; gap None leaves out the integrality."""
-    whole = gap is not None and task.binaries > 0
-    found = optimize.milp(
-        objective,
-        integrality=task.integer if whole else None,
-        bounds=optimize.Bounds(task.floor, task.ceiling),
-        constraints=optimize.LinearConstraint(task.matrix, task.lower, task.upper),
-        options={"time_limit": max(seconds, 1e-3), "mip_rel_gap": gap or 0.0},
-    )
-    done = found.status == 0
-    claimed = found.mip_dual_bound if whole else found.fun if done else None
-    # x itself is always a solution: an answer that says otherwise is numerical trouble, and proves nothing.
-    trusted = found.status in (0, 1) and claimed is not None and math.isfinite(claimed)
-    bound = float(claimed or 0.0) if trusted else -math.inf
-    exact = done and (task.binaries == 0 or (whole and gap == 0.0))
-    return _Answer(bound, exact, found.x, int(found.mip_node_count or 0))
-
-
-def _slack(task: Program, rounding: float) -> float:
-    """What may be wrong with a bound of the solver, and with a margin that the model computes.
-
-    HiGHS accepts violated rows and fractional binaries within its tolerances; that only lowers the minimum it finds.
-    Its bounds err on the other side through reduced costs of the wrong sign, up to 1e-7 each (the dual feasibility
-    tolerance), which cost at most that times the range of the column; and a branch is given up when it cannot improve
-    by 1e-6 (the absolute gap). `rounding` is what evaluation in the model's own dtype adds.
-    """
-    return 1e-6 + 1e-7 * float((task.ceiling - task.floor).sum()) + rounding
+def _branching(lp: Scaled, binary: Indices, choice: NDArray[np.int8], found: Relaxed) -> int | None:
+    """The free binary to branch on: far from 0 and 1, in rows with large multipliers. None if there is none."""
+    if found.point is None or found.multipliers is None or not (choice < 0).any():
+        return None
+    value = found.point[binary].clip(0, 1)
+    weight = (lp.weight @ np.abs(found.multipliers))[binary]
+    # The small terms order the binaries that are whole already, or without a multiplier.
+    score = (np.minimum(value, 1 - value) + 1e-9) * (weight + 1e-3 * weight.max())
+    return int(np.where(choice < 0, score, -1.0).argmax())
 
 
 def check_layers(graph: Graph) -> None:

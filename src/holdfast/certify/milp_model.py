@@ -14,10 +14,13 @@ from torch.nn import functional as F
 
 from holdfast.bounds import ops
 from holdfast.bounds.ops import Graph, Node
+from holdfast.bounds.rounding import underflow, unit
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+U, TINY = unit(torch.float64), underflow(0, torch.float64)
 
 
 class Rows:
@@ -207,7 +210,8 @@ def _piecewise(rows: Rows, slope: float, z: Indices, v: Indices, lower: Floats, 
     """
     fixed = (lower >= 0) | (upper <= 0)
     rows.add((v[fixed], 1.0), (z[fixed], -np.where(lower[fixed] >= 0, 1.0, slope)), lower=0.0, upper=0.0)
-    z, v, low, high = z[~fixed], v[~fixed], (1 - slope) * lower[~fixed], (1 - slope) * upper[~fixed]
+    z, v = z[~fixed], v[~fixed]
+    low, high = (_away_from_zero((1 - slope) * bound[~fixed]) for bound in (lower, upper))
     s = rows.new_columns(len(z))
     rows.add((v, 1.0), (z, -1.0), lower=0.0, upper=np.inf)
     rows.add((v, 1.0), (z, -slope), lower=0.0, upper=np.inf)
@@ -218,7 +222,7 @@ def _piecewise(rows: Rows, slope: float, z: Indices, v: Indices, lower: Floats, 
 def _maximum(rows: Rows, z: Indices, seen: Indices, v: Indices, lower: Floats, upper: Floats) -> None:
     """v[n] = the largest of z[seen[n]], where seen is (n, places), -1 for nothing. With one s for every candidate i:
 
-    v >= z_i,  v <= z_i + (U - l_i) (1 - s_i),  sum s_i = 1, where U is the largest upper bound of the window.
+    v >= z_i,  v <= z_i + (U_i - l_i) (1 - s_i),  sum s_i >= 1, where U_i is the largest upper bound of the others.
     """
     low, high = (np.where(seen >= 0, bound[seen], -np.inf) for bound in (lower, upper))
     # What cannot exceed the largest lower bound is never needed; the value that has this lower bound always is.
@@ -228,7 +232,9 @@ def _maximum(rows: Rows, z: Indices, seen: Indices, v: Indices, lower: Floats, u
     rows.add((v[single], 1.0), (z[seen[single, low[single].argmax(1)]], -1.0), lower=0.0, upper=0.0)
     window, place = np.nonzero(alive & ~single[:, None])
     top, chosen = v[window], z[seen[window, place]]
-    slack = high.max(1)[window] - low[window, place]
+    peaks = np.where(alive, high, -np.inf)
+    first, second = peaks.argmax(1)[window], np.sort(peaks, 1)[:, -2:][window, 0]
+    slack = _away_from_zero(np.where(place == first, second, peaks.max(1)[window]) - low[window, place])
     s = rows.new_columns(len(window))
     rows.add((top, 1.0), (chosen, -1.0), lower=0.0, upper=np.inf)
     rows.add((top, 1.0), (chosen, -1.0), (s, slack), lower=-np.inf, upper=slack)
@@ -236,4 +242,9 @@ def _maximum(rows: Rows, z: Indices, seen: Indices, v: Indices, lower: Floats, u
     choice[window, place] = s
     open_ = np.flatnonzero(~single)
     terms = [(choice[open_, i], alive[open_, i].astype(np.float64)) for i in range(seen.shape[1])]
-    rows.add(*terms, lower=1.0, upper=1.0)
+    rows.add(*terms, lower=1.0, upper=np.inf)
+
+
+def _away_from_zero(value: Floats) -> Floats:
+    """Enlarges the result of two operations by more than their rounding, so that rows with it are only loosened."""
+    return value + np.copysign(8 * U * np.abs(value) + TINY, value)

@@ -18,7 +18,7 @@ from holdfast.bounds.region import Region
 from holdfast.bounds.relax import Slopes
 from holdfast.bounds.rounding import unit
 from holdfast.certify.margins import from_margins
-from holdfast.checks import check_task
+from holdfast.checks import check_precision, check_task
 from holdfast.errors import InputError
 from holdfast.registry import register
 from holdfast.results import CertifyResult
@@ -82,9 +82,10 @@ def nonuniform(
         hidden: bound the hidden layers by backward passes; else by intervals, which is cheaper and looser.
         elide: bound differences of logits (larger boxes); else the logits one by one, as the paper does.
     """
+    check_precision(x)
     clean = check_task(model, x, y, threat)
     _check_options(steps, step_size, penalty, tolerance)
-    graph = trace(model, x)
+    graph = trace(model, x, threat)
     margins = _margins(graph, x, y, slopes, hidden, elide)
     least = torch.full_like(x, threat.eps)
     with torch.no_grad():

@@ -64,7 +64,7 @@ def slope_step(
         noise = Noise(seed, fingerprint(r.x))
         return one_step_margins(graph, r, y, noise=noise, steps=steps, step_size=step_size, sound=sound)
 
-    found = worst_margins(trace(model, x), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
+    found = worst_margins(trace(model, x, threat), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
     return from_margins(found, y, "slope-step")
 
 

@@ -1,5 +1,6 @@
 """Patches and sparse changes: one interval pass for every place, shapes other than rectangles, and bound pooling."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from holdfast.bounds import interval, ops
 from holdfast.bounds.graph import trace
 from holdfast.bounds.local import after
 from holdfast.bounds.ops import Graph
-from holdfast.certify.margins import from_margins, ibp
+from holdfast.bounds.region import Region
+from holdfast.certify.margins import from_margins, ibp, interval_margins
 from holdfast.errors import InputError, did_you_mean
 from holdfast.registry import register
 from holdfast.results import CertifyResult
@@ -99,11 +101,12 @@ def mask_margins(
     model: nn.Module, x: Tensor, y: Tensor, masks: Tensor, threat: Threat, *, sound: bool, chunk: int
 ) -> Tensor:
     """Smallest interval bound of each margin over all masks (L, H, W), shape (B, K)."""
-    graph = trace(model, x)
+    graph = trace(model, x, threat)
     worst = torch.full((len(x), graph.nodes[-1].shape[0]), torch.inf, dtype=x.dtype, device=x.device)
     for part in masks.split(max(1, chunk // len(x))):
         lower, upper = mask_boxes(x, part, threat)
-        margins = interval.margin_bounds(graph, lower, upper, y.repeat_interleave(len(part)), sound=sound)
+        box = Region(lower, upper, x.repeat_interleave(len(part), 0))
+        margins = interval_margins(graph, box, y.repeat_interleave(len(part)), sound=sound)
         worst = torch.minimum(worst, margins.unflatten(0, (len(x), -1)).amin(1))
     return worst
 
@@ -115,7 +118,7 @@ def _until_failure(
 
     Each round looks at a few masks for the inputs that are left, and at twice as many the next time.
     """
-    worst = x.new_full((len(x), trace(model, x).nodes[-1].shape[0]), torch.inf)
+    worst = x.new_full((len(x), trace(model, x, threat).nodes[-1].shape[0]), torch.inf)
     share = masks.double() / masks.double().sum((1, 2), keepdim=True)
     row, column = (
         share.sum(3 - d) @ (torch.arange(masks.shape[d]) - (masks.shape[d] - 1) / 2).double() for d in (1, 2)
@@ -148,7 +151,7 @@ def pooled_margins(
     """
     if pool < 1:
         raise InputError(f"pool must be at least 1, got {pool}")
-    graph = trace(model, x)
+    graph = trace(model, x, threat)
     split = next(i for i, node in enumerate(graph.nodes) if isinstance(node.op, ops.Linear | ops.Conv)) + 1
     if split == len(graph.nodes) or any(j < split - 1 for node in graph.nodes[split:] for j in node.inputs):
         raise InputError("bound pooling needs a network whose first linear or convolutional layer all others build on")
@@ -185,12 +188,14 @@ def shape_masks(shape: str, pixels: int) -> list[Tensor]:
     """The members of a family of shapes with (about) that many pixels, each a bool mask (h, w).
 
     square: side x side. rectangle: all a x b with pixels <= a b <= pixels + 2, a != b, a, b > 1. line: 1 x n and n x 1.
-    parallelogram: side rows of side pixels, each row shifted by one. diamond: the rotated square with that many pixels
-    nearest to the centre in the L1 norm.
+    parallelogram: side rows of side pixels, each row shifted by one. diamond: a ball in the L1 norm; if none has that
+    many pixels, the next smaller one around a pixel and a part of the ring around it, tips first.
     """
     if shape not in SHAPES:
         raise InputError(f"unknown shape '{shape}'. " + did_you_mean(shape, SHAPES))
-    side = round(pixels**0.5)
+    if pixels < 1:
+        raise InputError(f"a shape needs at least one pixel, got {pixels}")
+    side = math.isqrt(pixels)
     if shape in ("square", "parallelogram") and side * side != pixels:
         raise InputError(f"a {shape} needs a square number of pixels, got {pixels}")
     match shape:
@@ -209,17 +214,44 @@ def shape_masks(shape: str, pixels: int) -> list[Tensor]:
     return [_diamond(pixels)]
 
 
+CENTRES = ((0.0, 0.0), (0.5, 0.5), (0.0, 0.5))
+"""Where a ball may have its centre, (row, column): in a pixel, at a corner of four, between two neighbours."""
+
+
 def _diamond(pixels: int) -> Tensor:
-    """The `pixels` cells nearest to the centre in the L1 norm; of equally near ones those nearest in the L2 norm."""
-    reach = pixels
-    # An even number of pixels is centred on the corner of four cells, an odd one on a cell.
-    centre = reach if pixels % 2 else reach + 0.5
-    axis = torch.arange(2 * reach + 2) - centre
-    far = axis.abs()[:, None] + axis.abs()[None]
-    order = far.mul(1000).add(axis.square()[:, None] + axis.square()[None]).flatten().argsort(stable=True)
-    mask = torch.zeros(far.numel(), dtype=torch.bool)
-    mask[order[:pixels]] = True
-    mask = mask.view_as(far)
+    """The ball |i| + |j| <= r with that many pixels, or where none has, a ball around a pixel with a part of its ring.
+
+    Balls around a pixel have 1, 5, 13, 25, ... pixels, around a corner of four 12, 24, 40, ... (the one with 4 is a
+    square), between two neighbours 2, 8, 18, 32, ...
+    """
+    reach = math.isqrt(2 * pixels) + 1
+    axis = torch.arange(-reach, reach + 1)
+    for row, column in CENTRES:
+        far = (axis - row).abs()[:, None] + (axis - column).abs()
+        ball = far <= far.flatten().sort().values[pixels - 1]
+        if int(ball.sum()) == pixels != 4:
+            return _trimmed(ball)
+    return _trimmed(_part_of_a_ring(pixels, axis))
+
+
+def _part_of_a_ring(pixels: int, axis: Tensor) -> Tensor:
+    """A whole ball around a pixel and the missing pixels from the next ring, symmetric from left to right.
+
+    The tips of the ring come first: of pixels that are equally near in the L1 norm those farthest in the L2 norm. The
+    other way round, the corners of a square would. Equally far ones come row by row, in pairs left and right of the
+    middle, the middle rows first. If their number is odd, the upper tip has no partner, and the lower one comes last.
+    """
+    row, column = torch.meshgrid(axis, axis, indexing="ij")
+    row, column = row.flatten(), column.flatten()
+    alone = (column == 0).long() * row.sign() if pixels % 2 == 0 else torch.zeros_like(row)
+    order = torch.arange(len(row))
+    for key in (column, row, row.abs(), -(row.square() + column.square()), alone, row.abs() + column.abs()):
+        order = order[key[order].argsort(stable=True)]  # the last key counts most
+    return torch.zeros(len(row), dtype=torch.bool).scatter(0, order[:pixels], True).view(len(axis), -1)
+
+
+def _trimmed(mask: Tensor) -> Tensor:
+    """Without empty rows and columns around it."""
     rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
     return mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 

@@ -24,7 +24,7 @@ from holdfast.certify.distance import NORMS, Norm
 from holdfast.certify.margins import from_margins, interval_margins, linear_margins
 from holdfast.certify.pec import Ball, Envelope, envelope
 from holdfast.certify.smoothed import Smoothed, unwrap
-from holdfast.checks import check_task
+from holdfast.checks import check_precision, check_task
 from holdfast.errors import InputError, did_you_mean
 from holdfast.registry import get
 from holdfast.threats import L1, L2, Linf
@@ -151,6 +151,7 @@ def search_radius(
     threat = _ball(norm, low, high)
     if isinstance(model, Smoothed):
         model, options = unwrap(model, method, options)
+    check_precision(x)
     logits = check_task(model, x, y, threat, chunk=chunk)
     right = logits.argmax(1) == y
     top = _diameter(x, threat) if eps_max is None else eps_max
@@ -168,7 +169,7 @@ def search_radius(
         proved = entry.function(model, x, y, threat, logits=logits, **{"adaptive": False} | options).radius
         found = proved.clamp(max=top)
         return RadiusSearch(found, found, torch.ones_like(y))
-    prove = _prover(trace(model, x), threat, cast(Method, method), slopes, sound)
+    prove = _prover(trace(model, x, threat), threat, cast(Method, method), slopes, sound)
     parts = [
         _search(prove, x[i : i + chunk], y[i : i + chunk], right[i : i + chunk], top, tolerance)
         for i in range(0, len(x), chunk)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from holdfast.checks import check_logits
 from holdfast.errors import InputError, StorageError
+from holdfast.limits import parse_json
 from holdfast.random import Noise
 
 BLOCK = 100
@@ -69,16 +70,31 @@ class Counts:
 def load_counts(path: str | Path) -> Counts:
     """Reads what `Counts.save` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in TENSORS}
-            settings = json.loads(str(arrays["settings"]))
+            settings = parse_json(str(arrays["settings"]))
+            _check_tensors(tensors, settings)
     except FileNotFoundError as error:
         raise StorageError(f"there is nothing to resume: '{path}' does not exist") from error
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise StorageError(
             f"cannot read the samples so far from '{path}': {error}; delete it to start again"
         ) from error
     return Counts(**tensors, settings=settings)
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], settings: object) -> None:
+    """Refuse counts that no sampling gives: a run that went on with them would draw without end, or prove too much."""
+    guess, counts, drawn, lower = (tensors[name] for name in TENSORS)
+    kinds = [tensor.dtype for tensor in (guess, counts, drawn, lower)] == [torch.int64] * 3 + [torch.float64]
+    if not (kinds and isinstance(settings, dict) and counts.ndim == 2 and counts.shape[1] > 0):
+        raise ValueError("it does not hold tables of counts with their settings")
+    if any(tensor.shape != counts.shape[:1] for tensor in (guess, drawn, lower)):
+        raise ValueError("its tables are not all of as many inputs")
+    right = bool((counts >= 0).all()) and torch.equal(counts.sum(1), drawn)
+    right = right and bool(((guess >= -1) & (guess < counts.shape[1]) & (lower >= 0) & (lower <= 1)).all())
+    if not right:
+        raise ValueError("its votes do not add up to the samples drawn, or a class or a probability is out of range")
 
 
 def new_counts(inputs: int, classes: int, settings: Mapping[str, Any], device: torch.device) -> Counts:
