@@ -95,6 +95,108 @@ def test_the_exact_worst_case_of_a_linear_model(threat):
     assert bool(threat.contains(result.x_adv, x).all())
 
 
+class Waves(nn.Module):
+    """Logits (9, waves of <a, x>): a loss with many maxima that never reaches the other class."""
+
+    def forward(self, x):
+        a = torch.tensor([3.0, -5.0, 8.0], dtype=x.dtype)
+        return torch.stack([torch.full_like(x[:, 0], 9.0), (a * x).sin().sum(1) + (a * x).sum(1).cos()], 1)
+
+
+def published_auto_pgd(model, x, eps, norm, steps):
+    """Algorithm 1 of Croce and Hein (2020) for one input far from the ends of the range, word for word."""
+
+    def value(point):
+        point = point.clone().requires_grad_(True)
+        logits = model(point)[0]
+        (gradient,) = torch.autograd.grad(logits[1] - logits[0], point)
+        return float((logits[1] - logits[0]).detach()), gradient
+
+    def project(point):
+        d = point - x
+        return x + (d.clamp(-eps, eps) if norm == "linf" else d * min(1.0, eps / float(d.norm().clamp(min=1e-12))))
+
+    def ascent(gradient):
+        return gradient.sign() if norm == "linf" else gradient / gradient.norm()
+
+    eta, now, old, last_check, rises, halved, before = 2 * eps, x, x, 0, 0, True, -float("inf")
+    best, previous, halvings = (-float("inf"), x, None), float("inf"), 0
+    for k in range(steps):
+        loss, gradient = value(now)
+        best = (loss, now, gradient) if loss > best[0] else best
+        rises, previous = rises + (loss > previous), loss
+        if k in checkpoints(steps):
+            halved = rises <= 0.75 * (k - last_check) or (not halved and best[0] <= before)
+            if halved:
+                eta, now, gradient, halvings = eta / 2, best[1], best[2], halvings + 1
+            before, rises, last_check = best[0], 0, k
+        z = project(now + eta * ascent(gradient))
+        following = z if k == 0 else project(now + 0.75 * (z - now) + 0.25 * (now - old))
+        now, old = following, now
+    loss, gradient = value(now)
+    return (loss, now, gradient) if loss > best[0] else best, halvings
+
+
+@pytest.mark.parametrize("threat", [hf.Linf(0.7, low=-9.0, high=9.0), hf.L2(0.9, low=-9.0, high=9.0)], ids=str)
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 30])
+def test_steps_are_those_of_the_published_algorithm(steps, threat):
+    model, x = Waves().eval(), torch.linspace(-1, 1, 24, dtype=torch.float64).view(8, 3)
+    y = torch.zeros(8, dtype=torch.int64)
+    result = auto_pgd(model, x, y, threat, x, loss=margin, steps=steps, name="run")
+    found = [published_auto_pgd(model, x[i : i + 1], threat.eps, threat.name, steps) for i in range(8)]
+    assert steps < 30 or sum(halvings for _, halvings in found) > 8
+    assert torch.allclose(result.loss, torch.tensor([best[0] for best, _ in found]).double(), atol=1e-9)
+    assert torch.allclose(result.x_adv, torch.cat([best[1] for best, _ in found]), atol=1e-9)
+
+
+def published_l1_auto_pgd(model, x, eps, low, high, steps):
+    """Auto-PGD of Croce and Hein (2021) for l1 and one input: balls of radius 3, 2 and 1 eps, one after the other."""
+    start, part = x, 3 * steps // 10
+    for factor, count in ((3, part), (2, part), (1, steps - 2 * part)):
+        ball = hf.L1(factor * eps, low=low, high=high)
+        now = best = ball.project(start, x)
+        full = step = factor * eps
+        changed, best_loss, every = int((now != x).sum()), -float("inf"), max(4 * count // 100, 1)
+        for k in range(count + 1):
+            point = now.clone().requires_grad_(True)
+            loss = model(point)[0, 1] - model(point)[0, 0]
+            (gradient,) = torch.autograd.grad(loss, point)
+            if float(loss.detach()) > best_loss:
+                best, best_loss, best_gradient = now, float(loss.detach()), gradient
+            if k == count:
+                break
+            if k and k % every == 0:
+                sparser = int((best != x).sum()) < 0.95 * changed
+                step = full if sparser else max(step / 1.5, full / 10)
+                now, gradient = (best, best_gradient) if sparser else (now, gradient)
+                changed = int((best != x).sum())
+            end = torch.where(gradient > 0, high, low)
+            size = torch.where(now == end, 0.0, gradient.abs())
+            least = size.flatten().sort(descending=True).values[max(2 * changed // 3, 1) - 1]
+            chosen = (size > 0) & (size >= least)
+            now = ball.project(now + step * gradient.sign() * chosen / max(int(chosen.sum()), 1), x)
+        start = best
+    return best, best_loss
+
+
+class Ripples(nn.Module):
+    """As `Waves`, of more values: sparsity needs some."""
+
+    def forward(self, x):
+        a = torch.linspace(-6, 7, x.shape[1], dtype=x.dtype)
+        return torch.stack([torch.full_like(x[:, 0], 40.0), (a * x).sin().sum(1) + (a * x).sum(1).cos()], 1)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 20, 60])
+def test_l1_steps_are_those_of_the_published_algorithm(steps):
+    model, generator = Ripples().eval(), torch.Generator().manual_seed(0)
+    x = torch.rand(6, 20, dtype=torch.float64, generator=generator)
+    result = auto_pgd(model, x, torch.zeros(6, dtype=torch.int64), hf.L1(0.8), x, loss=margin, steps=steps, name="run")
+    found = [published_l1_auto_pgd(model, x[i : i + 1], 0.8, 0.0, 1.0, steps) for i in range(6)]
+    assert torch.allclose(result.loss, torch.tensor([loss for _, loss in found]).double(), atol=1e-9)
+    assert torch.allclose(result.x_adv, torch.cat([best for best, _ in found]), atol=1e-9)
+
+
 @pytest.mark.parametrize("threat", BALLS, ids=str)
 def test_the_loss_is_the_highest_of_all_iterates(threat):
     model, x, _ = task()

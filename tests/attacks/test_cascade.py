@@ -4,10 +4,12 @@ import pytest
 import torch
 from nets import tiny_nets
 from torch import nn
+from torch.nn.functional import one_hot
 
 import holdfast as hf
 from holdfast.attacks.autoattack import autoattack
 from holdfast.attacks.cascade import cascade
+from holdfast.attacks.eot import mean_prediction
 from holdfast.random import Noise
 
 
@@ -59,6 +61,37 @@ def test_masks_do_not_hide_the_examples(digits, mask, short_autoattack):
     assert bool((gradient.flatten(1).abs().amax(1) == 0).float().mean() > 0.5)
     found = hf.attack(masked, x, y, threat).success.float().mean()
     assert abs(found - bare) <= 0.03
+
+
+HIDDEN = {
+    "no gradient": {"after": lambda z: one_hot(z.argmax(1), 10).float()},
+    "zero gradient": {"after": lambda z: one_hot(z.argmax(1), 10) + 0 * z},
+}
+
+
+@pytest.mark.parametrize("mask", HIDDEN)
+@pytest.mark.parametrize("threat", [hf.Linf(0.13), hf.Box(torch.full((1, 28, 28), 0.13)), hf.Patch(7, 7)], ids=str)
+def test_decisions_alone_do_not_hide_the_examples(digits, mask, threat, short_autoattack):
+    """All that is seen of the model is the one-hot of its largest logit; the logits inside tell the rest."""
+    model, x, y = (part[:10] if isinstance(part, torch.Tensor) else part for part in digits)
+    short = {"restarts": 8, "probes": 64, "steps": 20} if isinstance(threat, hf.Patch) else {}
+    bare = hf.attack(model, x, y, threat, "patch-pgd" if short else "pgd", **short).success.float().mean()
+    assert bare >= 0.6
+    found = hf.attack(Masked(model, **HIDDEN[mask]).eval(), x, y, threat, queries=50)
+    assert found.success.float().mean() >= bare - 0.05
+
+
+@pytest.mark.parametrize("threat", [hf.Patch(7, 7), hf.Sparse(20), hf.Linf(0.13)], ids=str)
+def test_examples_against_a_random_model_fool_draws_that_they_were_not_made_for(digits, threat, short_autoattack):
+    """Under patches and sparse changes, and where there is no gradient: confirmed by a thousand other draws."""
+    model, x, y = (part[:6] if isinstance(part, torch.Tensor) else part for part in digits)
+    cut = torch.Tensor.detach if isinstance(threat, hf.Linf) else lambda z: z
+    noisy = Masked(model, before=lambda x: x + 0.2 * torch.randn_like(x), after=cut).eval()
+    found = hf.attack(noisy, x, y, threat)
+    assert int(found.success.sum()) >= 2
+    fooled = mean_prediction(noisy, found.x_adv, 1000, seed=9).argmax(1) != y
+    assert int((found.success & ~fooled).sum()) <= 1, "near the boundary a vote goes either way"
+    assert torch.equal(found.x_adv, hf.attack(noisy, x, y, threat).x_adv)
 
 
 def test_it_breaks_at_least_what_the_ensemble_breaks(digits):

@@ -70,3 +70,35 @@ def test_bad_options_are_refused(options):
     model = nn.Linear(4, 3).eval()
     with pytest.raises(InputError):
         deepfool(model, torch.rand(2, 4), torch.zeros(2, dtype=torch.long), hf.L2(0.1), **options)
+
+
+class Bowl(nn.Module):
+    """Three classes whose logits rise ever more slowly: each step falls short, and several are needed."""
+
+    def forward(self, x):
+        u, v = x[:, 0], x[:, 1]
+        return torch.stack([4 - 0 * u, 6 * (1 - (-u).exp()) + v / 2, 6 * (v / 3).tanh()], 1)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_the_moves_are_those_of_the_published_algorithm(norm):
+    model = Bowl().eval()
+    x, y = torch.tensor([[0.1, 0.2], [0.4, 0.9], [0.3, -0.5]], dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
+    found = deepfool_nearest(model, x, y, norm, -5.0, 5.0, steps=50, overshoot=0.02)
+    for i in range(3):
+        r, steps = torch.zeros(2, dtype=torch.float64), 0
+        while True:
+            point = (x[i] + 1.02 * r).requires_grad_(True)
+            z = model(point[None])[0]
+            if int(z.argmax()) != 0:
+                break
+            planes = []
+            for j in (1, 2):
+                (w,) = torch.autograd.grad(z[j] - z[0], point, retain_graph=True)
+                size = w.norm() if norm == "l2" else w.abs().sum()
+                planes.append((float((z[0] - z[j]).detach() / size), w, float(size)))
+            distance, w, size = min(planes, key=lambda plane: plane[0])
+            length = distance + 1e-4 / size
+            r, steps = r + length * (w / size if norm == "l2" else w.sign()), steps + 1
+        assert steps > 1
+        assert torch.allclose(found.x_adv[i], point.detach(), atol=1e-9)

@@ -232,12 +232,21 @@ def test_mean_prediction_averages_the_probabilities_of_a_model_that_ends_in_a_so
     )
 
 
+class Hard(nn.Module):
+    """The one-hot of the largest logit, which noise changes at the boundary alone."""
+
+    def forward(self, z):
+        return nn.functional.one_hot(z.argmax(1), 3).to(z)
+
+
 def test_is_stochastic():
     before = torch.get_rng_state()
     for model, expected in [
         (NoisyLinear(weights=0.1), True),
         (NoisyLinear(logits=1e-6), True),
         (NoisyLinear(), False),
+        (nn.Sequential(NoisyLinear(logits=1e-6), Hard()).eval(), True),
+        (nn.Sequential(NoisyLinear(), Hard()).eval(), False),
         (nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3).double()).eval(), False),
         (nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3).double()).train(), True),
     ]:

@@ -6,8 +6,8 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.attacks.fab import fab, fab_nearest, fab_t, fab_t_nearest
-from holdfast.attacks.minimum_norm import BALLS
+from holdfast.attacks.fab import _step, fab, fab_nearest, fab_t, fab_t_nearest
+from holdfast.attacks.minimum_norm import BALLS, Search
 from holdfast.errors import InputError
 from holdfast.random import Noise
 
@@ -120,3 +120,15 @@ def test_bad_options_are_refused(options):
             attack(model, x, y, hf.L2(0.1), **options)
     with pytest.raises(InputError, match="targets"):
         fab_t(model, x, y, hf.L2(0.1), targets=0)
+
+
+@pytest.mark.parametrize(("alpha_max", "alpha"), [(1.0, 0.25), (0.1, 0.1)])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_a_step_mixes_the_ways_from_the_iterate_and_from_the_input_onto_the_plane(norm, alpha_max, alpha):
+    """The plane u = 0.8, 0.3 from x and 0.1 from x_t: alpha = 0.1 / (0.1 + 0.3), if alpha_max allows."""
+    x, x_t = torch.tensor([[0.5, 0.4]], dtype=torch.float64), torch.tensor([[0.7, 0.6]], dtype=torch.float64)
+    search = Search(x, torch.tensor([0]), norm, 0.0, 1.0)
+    w, b = torch.tensor([[2.0, 0.0]], dtype=torch.float64), torch.tensor([1.6], dtype=torch.float64)
+    from_x_t, from_x = (torch.tensor([[u, v]]).double() for u, v in ((0.7 + 1.05 * 0.1, 0.6), (0.5 + 1.05 * 0.3, 0.4)))
+    found = _step(search, x, x_t, w, b, alpha_max=alpha_max, eta=1.05)
+    assert torch.allclose(found, (1 - alpha) * from_x_t + alpha * from_x, atol=1e-12)

@@ -71,6 +71,29 @@ def test_mi_fgsm_for_l2_steps_along_the_unit_vector():
     assert torch.allclose(result.x_adv[rose], last[rose], atol=1e-12)
 
 
+class Steep(nn.Module):
+    """Logits (4 u^2 + v, 10): the cross-entropy of class 1 has gradients whose size grows without end."""
+
+    def forward(self, x):
+        return torch.stack([4 * x[:, 0] ** 2 + x[:, 1], torch.full_like(x[:, 0], 10.0)], 1)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
+def test_each_gradient_counts_with_norm_one_and_fades_by_the_decay(decay):
+    threat, model = hf.L2(3.0, low=-5.0, high=5.0), Steep().eval()
+    x, y = torch.tensor([[0.2, 0.9], [0.1, -0.5]], dtype=torch.float64), torch.tensor([1, 1])
+    g, x_adv, sizes = torch.zeros_like(x), x, []
+    for _ in range(3):
+        gradient = gradient_of(model, x_adv, y)
+        sizes.append(gradient.abs().sum(1, keepdim=True))
+        g = decay * g + gradient / sizes[-1]
+        x_adv = x_adv + 0.3 * g / g.norm(dim=1, keepdim=True)
+    assert bool((sizes[2] > 3 * sizes[0]).all())
+    result = mi_fgsm(model, x, y, threat, steps=3, step_size=0.3, decay=decay)
+    assert not bool(result.success.any())
+    assert torch.allclose(result.x_adv, x_adv, atol=1e-12)
+
+
 def test_momentum_remembers_and_i_fgsm_does_not():
     threat = hf.Linf(0.02)
     model, x, y = task()

@@ -1,5 +1,8 @@
 """HopSkipJump against the exact distance to a linear model's boundary, and on a model without gradients."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from nets import tiny_nets
@@ -134,6 +137,69 @@ def test_queries_are_counted_and_capped(norm):
         found = hop_skip_jump(model, x, y, norm, queries=queries, steps=8)
         assert model.asked == int(found.queries)
         assert queries is None or int(found.queries) <= queries
+
+
+class Recorder(PlainLinear):
+    """Keeps every batch that it is asked about."""
+
+    def __init__(self, size, classes):
+        super().__init__(size, classes)
+        self.batches = []
+
+    def forward(self, x):
+        self.batches.append(x)
+        return super().forward(x)
+
+
+def phases(batches):
+    """Images asked about one by one (starts, bisection, leap) and probes, in turn: pairs (single, images)."""
+    runs = itertools.groupby(batches, key=lambda batch: len(batch) == 1)
+    return [(single, torch.cat(list(run))) for single, run in runs]
+
+
+@pytest.mark.parametrize(("norm", "power"), [("l2", 1.5), ("linf", 2)])
+@pytest.mark.parametrize("gamma", [1.0, 0.25])
+def test_the_first_bisection_halves_down_to_the_published_precision(norm, power, gamma):
+    torch.manual_seed(7)
+    model = Recorder(16, 3)
+    x, y = task(model, 1, (16,))
+    model.batches = []
+    hop_skip_jump(model, x, y, norm, steps=1, gamma=gamma)
+    images = phases(model.batches)[0][1]
+    start = int((model(images).argmax(1) != y).int().argmax())  # the first that is misclassified
+    theta = gamma * 16**-power  # Chen et al.: d^(-3/2) for L2, d^(-2) for Linf
+    assert len(images[start + 1 :]) == round(-math.log2(theta))
+
+
+def test_evaluations_grow_with_the_root_of_the_step_up_to_their_most():
+    torch.manual_seed(8)
+    model = Recorder(20, 3)
+    x, y = task(model, 1, (20,))
+    for most, expected in ((10_000, [20, 28, 34, 40]), (30, [20, 28, 30, 30])):
+        model.batches = []
+        hop_skip_jump(model, x, y, "l2", steps=4, initial_evaluations=20, max_evaluations=most)
+        assert [len(images) for single, images in phases(model.batches) if not single] == expected
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("span", [1.0, 20.0])
+def test_the_first_leap_follows_the_mean_of_centred_decisions(norm, span):
+    torch.manual_seed(9)
+    for seed in range(3):
+        model = Recorder(30, 3)
+        x, y = task(model, 1, (30,))
+        model.batches = []
+        low, high = 0.5 - span / 2, 0.5 + span / 2
+        hop_skip_jump(model, x, y, norm, low, high, noise=Noise.for_batch(seed, 1), steps=1, initial_evaluations=37)
+        (_, before), (_, probes), (_, after) = phases(model.batches)
+        at = before[model(before).argmax(1) != y][-1]  # where the bisection ends
+        v, wrong = probes - at, model(probes).argmax(1) != y
+        phi = 2 * wrong.double() - 1
+        assert 0 < abs(float(phi.mean())) < 1  # centring changes the direction
+        normal = ((phi - phi.mean())[:, None] * v).mean(0)
+        normal = normal / normal.norm() if norm == "l2" else normal.sign()
+        leap = (at + norm_of((at - x), norm) * normal).clamp(low, high)
+        torch.testing.assert_close(after[0], leap)
 
 
 def test_more_steps_never_come_out_farther():

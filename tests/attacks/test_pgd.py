@@ -60,6 +60,17 @@ def test_broken_inputs_leave_and_cost_no_more():
     assert int(result.gradients.max()) < 10
 
 
+def test_the_default_step_is_two_and_a_half_budgets_over_the_steps():
+    model = nn.Linear(2, 2).double().eval()
+    model.weight.data, model.bias.data = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), torch.zeros(2).double()
+    x, y = torch.full((1, 2), 0.41, dtype=torch.float64), torch.tensor([0])
+    model.bias.data[1] = -0.82 - 2 * 0.09  # broken from a change of 0.09 on
+    for steps, needed in ((10, 5), (20, 9)):  # 4 steps of 0.025 or 8 of 0.0125, and a look at the end of the last
+        result = pgd(model, x, y, hf.Linf(0.1), steps=steps, random_start=False)
+        assert result.gradients.tolist() == [needed]
+        assert bool(result.success.all())
+
+
 def test_perturb_takes_all_steps_and_returns_the_last_iterate():
     model, x, y = linear()
     noise = Noise.for_batch(0, len(x))
@@ -74,7 +85,7 @@ def test_perturb_takes_all_steps_and_returns_the_last_iterate():
 
 def test_directions_have_norm_one():
     x, g = torch.full((4, 3, 5), 0.5), torch.randn(4, 3, 5)
-    for threat in (hf.Linf(1.0), hf.L2(1.0), hf.L1(1.0)):
+    for threat in (hf.Linf(1.0), hf.L2(1.0), hf.L1(1.0), hf.Box(torch.rand(3, 5) + 0.1)):
         direction = steepest(threat, g, x, 0.2)
         assert torch.allclose(threat.distance(x + direction, x), torch.ones(4), atol=1e-5)
         assert bool(((direction * g).flatten(1).sum(1) > 0).all())

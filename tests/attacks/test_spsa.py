@@ -181,3 +181,22 @@ def test_probes_need_a_distance():
         spsa(model, x, y, hf.Linf(0.1), delta=0.0)
     with pytest.raises(InputError, match="sigma must be above 0"):
         nes(model, x, y, hf.Linf(0.1), sigma=-1.0)
+
+
+def test_in_one_dimension_the_steps_are_those_of_adam_on_the_margin():
+    """There the estimate is exact for a quadratic: (f(x + d) - f(x - d)) / 2d = f'(x)."""
+
+    class Parabola(nn.Module):
+        def forward(self, x):
+            return torch.stack([torch.full_like(x[:, 0], 20.0), 3 * x[:, 0].square() + x[:, 0]], 1)
+
+    x = torch.tensor([[0.1], [0.7]], dtype=torch.float64)
+    threat = hf.Linf(4.0, low=-9.0, high=9.0)
+    result = spsa(Parabola().eval(), x, torch.tensor([0, 0]), threat, steps=8, samples=2, delta=0.01, step_size=0.1)
+    moved = x.clone().requires_grad_(True)
+    adam = torch.optim.Adam([moved], lr=0.1, maximize=True)
+    for _ in range(8):
+        moved.grad = 6 * moved.detach() + 1
+        adam.step()
+    assert not bool(result.success.any())
+    assert torch.allclose(result.x_adv, moved.detach(), atol=1e-6)

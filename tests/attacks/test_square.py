@@ -9,7 +9,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.attacks.losses import margin
-from holdfast.attacks.square import _bumps, square, window_size
+from holdfast.attacks.square import _bumps, _propose_bump, square, window_size
 from holdfast.errors import InputError
 from holdfast.random import Noise
 
@@ -205,6 +205,26 @@ def test_bumps_are_opposite_and_have_norm_one(order):
     expected[1:] /= expected[1:].norm()
     assert torch.allclose(_bumps(3, 3, 2)[0], expected / math.sqrt(2))
     assert torch.equal(_bumps(3, 3, 2)[1], _bumps(3, 3, 2)[0].T)
+
+
+@pytest.mark.parametrize("threat", [hf.L2(0.4), hf.L1(1.5)], ids=str)
+def test_a_new_bump_spends_what_is_left_of_the_budget_and_leaves_the_rest_of_the_image(threat):
+    """Three by three windows at (0, 0) and (1, 2), which overlap, on images that have spent a part of the budget."""
+    torch.manual_seed(0)
+    x = torch.full((8, 3, 6, 7), 0.5, dtype=torch.float64)
+    delta = torch.randn_like(x)
+    share = torch.linspace(0.1, 1, 8, dtype=torch.float64).view(-1, 1, 1, 1)
+    best = x + delta * share * threat.eps / threat.distance(delta, torch.zeros_like(x)).view(-1, 1, 1, 1)
+    draw = torch.tensor([[0, 0, 1, 2, 0, 1, 0, 1]]).expand(8, -1)  # corners, direction, and a sign for each channel
+    new = _propose_bump(threat, x, best, draw, (3, 3))[:]
+    outside = torch.ones(6, 7, dtype=torch.bool)
+    outside[:3, :3] = outside[1:4, 2:5] = False
+    torch.testing.assert_close(new[..., outside], best[..., outside], rtol=0, atol=1e-12)
+    torch.testing.assert_close(threat.distance(new, x), x.new_full((8,), threat.eps), rtol=1e-9, atol=0)
+    only_second = torch.zeros(6, 7, dtype=torch.bool)
+    only_second[1:4, 2:5] = True
+    only_second[:3, :3] = False
+    assert torch.equal(new[..., only_second], x[..., only_second])
 
 
 def test_every_pixel_can_be_reached():

@@ -138,6 +138,15 @@ def test_noise_on_the_input_is_stochastic_and_repeats(net, task):
     assert indicators(model, *task, hf.L2(0.5)) == found
 
 
+def test_examples_for_a_few_draws_are_not_held_against_an_attack_that_averages(net, task):
+    """Auto-PGD fits the fixed draws of the probe; fresh draws do not confirm most of what it breaks."""
+    x, y = (part[:25] for part in task)
+    model = Then(net, lambda x: x + 0.3 * torch.randn_like(x))
+    found = hf.attack(model, x, y, hf.Linf(0.05), "eot-pgd", samples=10)
+    assert 0 < int(found.success.sum()) < 20
+    assert fired(indicators(model, x, y, hf.Linf(0.05), found)) == {"stochastic"}
+
+
 @pytest.mark.parametrize(
     ("model", "threat", "expected"),
     [

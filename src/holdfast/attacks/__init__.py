@@ -18,9 +18,10 @@ from holdfast.attacks import (  # noqa: F401  (registers the methods)
     sparse,
     spsa,
     square,
+    substitute,
 )
 from holdfast.attacks.bpda import StraightThrough
-from holdfast.attacks.eot import is_stochastic, mean_prediction
+from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
 from holdfast.attacks.losses import margin
 from holdfast.attacks.nearest import Nearest, nearest
 from holdfast.attacks.stages import run_stages
@@ -64,7 +65,7 @@ def attack(
         index: identity of each input, shape (B,); its random numbers follow from it, so that the answer does not depend
             on the batch. Positions in the batch if none is given.
         chunk: inputs worked on at a time; memory grows with it, the answer does not change.
-        **options: of the method, such as steps=.
+        **options: of the method, such as steps=. A method with the option `data` learns from x if none are given.
 
     Example:
         >>> import holdfast as hf
@@ -79,7 +80,8 @@ def attack(
         raise InputError(f"chunk must be at least 1, got {chunk}")
     if isinstance(threat, Box) and threat.batched:
         raise UnsupportedError("attacks take a Box with one radius for all inputs; attack one input at a time")
-    logits = check_task(model, x, y, threat)
+    with seeded(seed, x.device if isinstance(x, Tensor) else torch.device("cpu")):  # what the model draws is put back
+        logits = check_task(model, x, y, threat)
     by_chance = is_stochastic(model, x)
     if by_chance and not entry.stochastic:
         raise InputError(
@@ -88,6 +90,8 @@ def attack(
         )
     if by_chance:
         logits = mean_prediction(model, x, VOTES, seed)
+    if "data" in entry.options and options.get("data") is None:
+        options["data"] = x.detach()  # all of it: the answer must not depend on the chunks
     noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
     if len(noise) != len(x):
         raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")

@@ -1,5 +1,6 @@
 """Our own ensemble: cheap attacks first, stronger ones only on what is left, the full ensemble where there is doubt."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -7,15 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.apgd import auto_pgd
-from holdfast.attacks.autoattack import autoattack, random_model
-from holdfast.attacks.eot import is_stochastic
-from holdfast.attacks.gradients import frozen, input_gradient, logits_of, look
+from holdfast.attacks.autoattack import VOTES, autoattack, random_model
+from holdfast.attacks.eot import Steady, is_stochastic, mean_prediction, seeded
+from holdfast.attacks.gradients import answer, frozen, input_gradient, look
 from holdfast.attacks.losses import cross_entropy, likely_targets, margin, targeted_margin
 from holdfast.attacks.patch import patch_pgd
 from holdfast.attacks.pgd import BALLS
 from holdfast.attacks.sparse import sparse_pgd, sparse_rs
 from holdfast.attacks.square import square
 from holdfast.attacks.stages import Stage, run_part, run_stages
+from holdfast.attacks.substitute import substitute
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import register
@@ -28,6 +30,8 @@ CLOSE = 0.4
 """Share of the clean margin; where less is left of it, a long random search pays."""
 FARTHER = 0.35
 """Share of the clean margin; where the short search has taken away so much more than the gradient, there is doubt."""
+DRAWS = 8
+"""Fixed draws that stand for a random model where an attack cannot average over fresh ones."""
 
 
 @register(
@@ -38,6 +42,7 @@ FARTHER = 0.35
     threats=(*BALLS, "patch", "sparse"),
     reference="Holdfast; Auto-PGD and AutoAttack by Croce and Hein, 2020; Square Attack by Andriushchenko et al., 2020",
     stochastic=True,
+    gradients="used",
 )
 @torch.no_grad()
 def cascade(
@@ -50,6 +55,7 @@ def cascade(
     steps: int = 20,
     targets: int = 9,
     queries: int = 1000,
+    data: Tensor | None = None,
 ) -> AttackResult:
     """The strength of AutoAttack in a fraction of its time, where the gradients can be trusted.
 
@@ -60,9 +66,9 @@ def cascade(
     AutoAttack: FAB, long runs, and random search where the margin hardly moved.
 
     Where there is doubt, the full AutoAttack follows: on inputs whose gradient vanishes, whose margin does not come
-    down, or on which a hundred random queries did clearly better than the gradient. A model that draws random numbers
-    gets AutoAttack's version "rand", one without gradients Square alone; patches and sparse changes have attacks of
-    their own.
+    down, or on which a hundred random queries did clearly better than the gradient. Before that, inputs whose gradient
+    vanishes get `substitute`. A model that draws random numbers gets AutoAttack's version "rand", one without gradients
+    `substitute` and random search; patches and sparse changes have attacks of their own.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
@@ -72,17 +78,22 @@ def cascade(
         steps: of each run of Auto-PGD.
         targets: classes to aim at.
         queries: of the long random search.
+        data: inputs that `substitute` may learn from; x if none are given.
     """
     if steps < 1 or targets < 1 or queries < 1:
         raise InputError(f"steps, targets and queries must be at least 1, got {steps}, {targets} and {queries}")
     noise = noise or Noise.for_batch(0, len(x), x.device)
-    if isinstance(threat, Patch | Sparse):
-        return _of_pixels(model, x, y, threat, noise)
-    if is_stochastic(model, x):
-        return random_model(model, x, y, threat, noise)
+    by_chance = is_stochastic(model, x)
+    run: Callable[..., AttackResult]
     if not _differentiable(model, x[:1]):
-        return square(model, x, y, threat, noise=noise.fork(4))
-    return _of_balls(model, x, y, threat, noise, steps=steps, targets=targets, queries=queries)
+        run = partial(_by_queries, data=data)
+    elif isinstance(threat, Patch | Sparse):
+        run = partial(_of_pixels, data=data)
+    elif by_chance:
+        return _of_chance(model, x, y, threat, noise, data=data)
+    else:
+        run = partial(_of_balls, steps=steps, targets=targets, queries=queries, data=data)
+    return _steadied(run, model, x, y, threat, noise) if by_chance else run(model, x, y, threat, noise)
 
 
 def _of_balls(
@@ -95,6 +106,7 @@ def _of_balls(
     steps: int,
     targets: int,
     queries: int,
+    data: Tensor | None,
 ) -> AttackResult:
     """The stages for Lp balls and boxes. They share the best points, what to aim at, and where there is doubt.
 
@@ -103,7 +115,7 @@ def _of_balls(
     run = partial(auto_pgd, model, threat=threat, steps=steps)
     aims = y[:, None].repeat(1, min(targets, model(x[:1]).shape[1] - 1))
     best, clean, left = x.clone(), torch.zeros_like(x.flatten(1)[:, 0]), x.new_full((len(x),), -torch.inf)
-    doubtful = torch.zeros_like(y, dtype=torch.bool)
+    doubtful, flat = torch.zeros_like(y, dtype=torch.bool), torch.zeros_like(y, dtype=torch.bool)
 
     def cross_entropies(x: Tensor, y: Tensor, at: Noise) -> AttackResult:
         start = threat.random_start(x, noise[at.index].fork(0))
@@ -115,13 +127,20 @@ def _of_balls(
         start = threat.random_start(x, noise[at.index].fork(1))
         result = run(x, y, x_start=start, loss=margin, name="apgd-margin")
         clean[at.index], left[at.index] = before, result.loss
-        doubtful[at.index] = (gradient.flatten(1).abs().amax(1) == 0) | ~(result.loss > before)
+        flat[at.index] = gradient.flatten(1).abs().amax(1) == 0
+        doubtful[at.index] = flat[at.index] | ~(result.loss > before)
         aims[at.index] = likely_targets(model(result.x_adv), y, targets)
         return replace(result, gradients=result.gradients + 1, queries=result.queries + 2)
 
     def targeted(rank: int, x: Tensor, y: Tensor, at: Noise) -> AttackResult:
         start = threat.random_start(x, noise[at.index].fork(2).fork(rank))
         return run(x, y, x_start=start, loss=targeted_margin, target=aims[at.index, rank], name="apgd-targeted")
+
+    def learned(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        return substitute(model, x, y, threat, noise=noise, data=data)
+
+    def if_flat(x: Tensor, y: Tensor, at: Noise) -> AttackResult:
+        return run_part(flat[at.index], x, y, noise[at.index].fork(6), learned)
 
     def short_search(x: Tensor, y: Tensor, at: Noise) -> AttackResult:
         result = square(model, x, y, threat, noise=noise[at.index].fork(3), queries=SHORT)
@@ -154,15 +173,19 @@ def _of_balls(
         return run_part(doubtful[at.index], x, y, noise[at.index].fork(5), ensemble)
 
     stages: list[Stage] = [cross_entropies, margins, *(partial(targeted, rank) for rank in range(aims.shape[1]))]
+    stages += [if_flat]
     if not isinstance(threat, Box):  # random search and AutoAttack need one budget for all values
         stages += [short_search, finish, search_close, finish_close]
         stages += [if_in_doubt] if threat.budget > 0 else []
     return run_stages(x, y, Noise.for_batch(0, len(x), x.device), stages)
 
 
-def _of_pixels(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise) -> AttackResult:
-    """Patches, or sparse changes: by gradient, and the latter by random search too."""
-    if isinstance(threat, Patch):
+def _of_pixels(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise, *, data: Tensor | None
+) -> AttackResult:
+    """Patches, or sparse changes: by gradient, the latter by random search too; a stand-in where gradients vanish."""
+
+    def patched(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         return patch_pgd(model, x, y, threat, noise=noise)
 
     def by_gradient(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
@@ -171,9 +194,66 @@ def _of_pixels(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: No
     def by_search(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         return sparse_rs(model, x, y, threat, noise=noise.fork(1))
 
-    return run_stages(x, y, noise, [by_gradient, by_search])
+    def learned(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        return substitute(model, x, y, threat, noise=noise.fork(6), data=data)
+
+    def if_flat(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        with frozen(model):
+            gradient, _, _ = input_gradient(model, x, y, margin)
+        result = run_part(gradient.flatten(1).abs().amax(1) == 0, x, y, noise, learned)
+        return replace(result, gradients=result.gradients + 1, queries=result.queries + 1)
+
+    stages: list[Stage] = [patched] if isinstance(threat, Patch) else [by_gradient, by_search]
+    return run_stages(x, y, noise, [*stages, if_flat])
+
+
+def _by_queries(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise, *, data: Tensor | None
+) -> AttackResult:
+    """For a model without gradients: a stand-in, then random search where there is one for the threat."""
+
+    def learned(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        return substitute(model, x, y, threat, noise=noise.fork(6), data=data)
+
+    def search(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        run = sparse_rs if isinstance(threat, Sparse) else square
+        return run(model, x, y, threat, noise=noise.fork(4))
+
+    return run_stages(x, y, noise, [learned] if isinstance(threat, Box | Patch) else [learned, search])
+
+
+def _of_chance(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise, *, data: Tensor | None
+) -> AttackResult:
+    """A random model under Lp balls and boxes: AutoAttack's version for it; a stand-in where gradients vanish."""
+    steady, by_queries = Steady(model, DRAWS, noise.seed), partial(_by_queries, data=data)
+
+    def averaged(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        return random_model(model, x, y, threat, noise)
+
+    def queried(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        return _steadied(by_queries, model, x, y, threat, noise)
+
+    def if_flat(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        with frozen(model):
+            gradient, _, _ = input_gradient(steady, x, y, margin)
+        result = run_part(gradient.flatten(1).abs().amax(1) == 0, x, y, noise, queried)
+        return replace(result, gradients=result.gradients + DRAWS, queries=result.queries + DRAWS)
+
+    return run_stages(x, y, noise, [averaged, if_flat])
+
+
+def _steadied(
+    run: Callable[..., AttackResult], model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise
+) -> AttackResult:
+    """`run` on the mean of a few fixed draws of a random model; fresh draws confirm what it finds."""
+    found = run(Steady(model, DRAWS, noise.seed), x, y, threat, noise)
+    fooled = found.success & (mean_prediction(model, found.x_adv, VOTES, noise.seed + 1).argmax(1) != y)
+    by = tuple(name if f else "" for name, f in zip(found.by, fooled.tolist(), strict=True))
+    costs = {"gradients": DRAWS * found.gradients, "queries": DRAWS * found.queries + VOTES}
+    return replace(found, success=fooled, by=by, **costs)
 
 
 def _differentiable(model: nn.Module, x: Tensor) -> bool:
-    with torch.enable_grad(), frozen(model):
-        return logits_of(model, x.detach().requires_grad_(True)).requires_grad
+    with torch.enable_grad(), frozen(model), seeded(0, x.device):
+        return answer(model, x.detach().requires_grad_(True)).requires_grad

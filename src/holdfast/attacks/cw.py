@@ -1,11 +1,26 @@
-"""Carlini and Wagner: the norm plus c times a hinge on the margin, minimised by Adam, with a search for c."""
+"""Carlini and Wagner: the norm plus c times a hinge on the margin, minimised by Adam, with a search for c.
+
+With the constant steps of the paper the distance depends on how the step size compares with the distance: Adam's first
+steps have the same length in all values, and larger ones overshoot. Here steps shrink with the distance found, and x
+is projected onto the boundary last; `relative=None, polish=0` leaves both out.
+"""
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.gradients import frozen, input_gradient
 from holdfast.attacks.losses import margin
-from holdfast.attacks.minimum_norm import Nearest, Search, check_handled, per_input, within
+from holdfast.attacks.minimum_norm import (
+    Nearest,
+    Search,
+    check_handled,
+    line_search,
+    per_input,
+    project_closest,
+    within,
+)
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import register
@@ -13,9 +28,11 @@ from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
 NORMS = ("linf", "l2")
+SEGMENT = 6
+"""Points tried on the segment from x to the closest point before the boundary is linearised there."""
 
 
-def _adam(gradient: Tensor, m: Tensor, v: Tensor, step: int, lr: float) -> tuple[Tensor, Tensor, Tensor]:
+def _adam(gradient: Tensor, m: Tensor, v: Tensor, step: int, lr: Tensor | float) -> tuple[Tensor, Tensor, Tensor]:
     """Adam's move and its two moments (Kingma and Ba, 2015), after `step` earlier steps."""
     m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient.square()
     move = lr * (m / (1 - 0.9 ** (step + 1))) / ((v / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
@@ -30,11 +47,31 @@ def _hinge(model: nn.Module, search: Search, x_adv: Tensor, kappa: float) -> tup
     return torch.where(per_input(reached, x_adv), 0, -gradient), reached
 
 
-def _round_l2(model: nn.Module, search: Search, c: Tensor, *, steps: int, lr: float, kappa: float) -> Tensor:
+def _step_size(search: Search, way: Tensor, lr: float, relative: float | None) -> Tensor:
+    """Adam's step for each input of the run, (R, 1, ...): `lr`, at most the share `relative` of the way it has to go.
+
+    Args:
+        way: from x to the closest point, in Adam's variable, (R, ...); used where a point was found.
+    """
+    size = search.nearest.new_full((len(way),), lr)
+    if relative is not None:
+        size = torch.where(
+            torch.isfinite(search.nearest), (relative * way.flatten(1).abs().amax(1)).clamp(max=lr), size
+        )
+    return per_input(size, way)
+
+
+def _round_l2(
+    model: nn.Module, search: Search, c: Tensor, *, steps: int, lr: float, relative: float | None, kappa: float
+) -> Tensor:
     """Minimises |x_adv - x|_2^2 + c f over u, where x_adv = middle + half tanh(u); (B,) bool: did f reach -kappa?"""
     middle, half = (search.high + search.low) / 2, (search.high - search.low) / 2
-    # Pixels at the very ends of the range have no finite u.
-    u = torch.atanh((search.x - middle) / half * (1 - 1e-6))
+
+    def variable(x: Tensor) -> Tensor:
+        return torch.atanh((x - middle) / half * (1 - 1e-6))  # pixels at the very ends of the range have no finite u
+
+    u = variable(search.x)
+    size = _step_size(search, variable(search.closest[search.row]) - u, lr, relative)
     m, v, c = torch.zeros_like(u), torch.zeros_like(u), c[search.row]
     reached = torch.zeros(len(search.all_x), dtype=torch.bool, device=u.device)
     for step in range(steps):
@@ -43,20 +80,23 @@ def _round_l2(model: nn.Module, search: Search, c: Tensor, *, steps: int, lr: fl
         slope, hit = _hinge(model, search, x_adv, kappa)
         reached[search.row] |= hit
         gradient = (2 * (x_adv - search.x) + per_input(c, u) * slope) * half * (1 - t.square())
-        move, m, v = _adam(gradient, m, v, step, lr)
-        u, m, v, c = search.leave(u + move, m, v, c)
+        move, m, v = _adam(gradient, m, v, step, size)
+        u, m, v, c, size = search.leave(u + move, m, v, c, size)
         if not bool(search.going.any()):
             break
     return reached
 
 
-def _round_linf(model: nn.Module, search: Search, c: Tensor, *, steps: int, lr: float, kappa: float) -> Tensor:
+def _round_linf(
+    model: nn.Module, search: Search, c: Tensor, *, steps: int, lr: float, relative: float | None, kappa: float
+) -> Tensor:
     """Minimises c f + sum_i max(|d_i| - tau, 0) over d, from the closest point on; (B,) bool: did f reach -kappa?
 
     The penalty bears on all values that are too large, not on the largest alone. tau is 0.9 of the closest distance,
     and so shrinks with each success.
     """
     x_adv, c = search.closest[search.row], c[search.row]
+    size = _step_size(search, x_adv - search.x, lr, relative)
     m, v = torch.zeros_like(x_adv), torch.zeros_like(x_adv)
     reached = torch.zeros(len(search.all_x), dtype=torch.bool, device=x_adv.device)
     for step in range(steps):
@@ -65,8 +105,8 @@ def _round_linf(model: nn.Module, search: Search, c: Tensor, *, steps: int, lr: 
         tau = 0.9 * search.nearest.clamp(max=search.high - search.low)
         d = x_adv - search.x
         gradient = per_input(c, d) * slope + d.sign() * (d.abs() > per_input(tau, d))
-        move, m, v = _adam(gradient, m, v, step, lr)
-        x_adv, m, v, c = search.leave(search.clip(x_adv + move), m, v, c)
+        move, m, v = _adam(gradient, m, v, step, size)
+        x_adv, m, v, c, size = search.leave(search.clip(x_adv + move), m, v, c, size)
         if not bool(search.going.any()):
             break
     return reached
@@ -85,9 +125,12 @@ def cw_nearest(
     goal: float = 0.0,
     steps: int = 100,
     lr: float = 0.1,
+    relative: float | None = 0.1,
     rounds: int = 9,
     c: float = 1e-3,
     kappa: float = 0.0,
+    polish: int = 2,
+    targets: int = 4,
 ) -> Nearest:
     """The closest misclassified point of all rounds; see `cw`. An input is done within `goal`."""
     del noise  # deterministic; taken so that every attack can be called in the same way
@@ -97,24 +140,33 @@ def cw_nearest(
             "CW needs steps >= 1, rounds >= 1, lr > 0, c > 0 and kappa >= 0, "
             f"got {steps}, {rounds}, {lr}, {c} and {kappa}"
         )
+    if (relative is not None and not relative > 0) or polish < 0 or targets < 1:
+        raise InputError(
+            f"CW needs relative > 0 or None, polish >= 0 and targets >= 1, got {relative}, {polish} and {targets}"
+        )
     search = Search(x, y, norm, low, high, goal)
     weight = x.new_full((len(x),), c)
     lower, upper = torch.zeros_like(weight), torch.full_like(weight, torch.inf)
-    options = {"lr": lr, "kappa": kappa}
+    run = partial(_round_l2 if norm == "l2" else _round_linf, steps=steps, lr=lr, relative=relative, kappa=kappa)
     with frozen(model):
         search.note(x, model(x))
         for _ in range(rounds):
             before = search.distance.clone()
             if not search.start("cw"):
                 break
+            reached = run(model, search, weight)
             if norm == "l2":
-                reached = _round_l2(model, search, weight, steps=steps, **options)
+                lower, upper = torch.where(reached, lower, weight), torch.where(reached, weight, upper)
+                if relative is not None:
+                    # A weight that was enough for longer steps, which overshoot, need not be for shorter ones.
+                    upper = torch.where(reached, upper, 2 * upper)
+                weight = torch.where(torch.isinf(upper), 10 * weight, (lower + upper) / 2)
             else:
                 # A weight that is large enough serves every tau; it grows while nothing closer turns up.
-                reached = _round_linf(model, search, weight, steps=steps, **options) & (search.distance < before)
-            lower, upper = torch.where(reached, lower, weight), torch.where(reached, weight, upper)
-            kept = (lower + upper) / 2 if norm == "l2" else weight
-            weight = torch.where(torch.isinf(upper) if norm == "l2" else ~reached, 10 * weight, kept)
+                weight = torch.where(reached & (search.distance < before), weight, 10 * weight)
+        if polish > 0:
+            line_search(model, search, steps=SEGMENT, name="cw")
+            project_closest(model, search, rounds=polish, targets=targets, name="cw")
     return search.result()
 
 
@@ -135,15 +187,19 @@ def cw(
     noise: Noise | None = None,
     steps: int = 100,
     lr: float = 0.1,
+    relative: float | None = 0.1,
     rounds: int = 9,
     c: float = 1e-3,
     kappa: float = 0.0,
+    polish: int = 2,
+    targets: int = 4,
 ) -> AttackResult:
     """Minimises norm + c max(z_y - max_{j != y} z_j, -kappa); each input has a c of its own.
 
     L2: in the variable u of x_adv = middle + half tanh(u), with c grown tenfold until it succeeds, then bisected.
     Linf: the norm is sum_i max(|d_i| - tau, 0), where tau shrinks with each success; c grows while nothing is found.
-    Slow: steps * rounds gradients. `fmn` and `fab` find closer points for less.
+    Slow: steps * rounds gradients and a few more. `fmn` and `fab` find close points for less.
+    The attack of the paper, as it is used most: lr=0.01, relative=None, polish=0.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
@@ -152,9 +208,12 @@ def cw(
         noise: not used.
         steps: of Adam, in each round.
         lr: Adam's step size, in the variable u for L2 and in the input's unit for Linf.
+        relative: once a point is known, steps are at most this share of the largest value of its move. None: no limit.
         rounds: values of c that are tried.
         c: the first of them.
         kappa: margin that is aimed at; the closest misclassified point is kept whatever its margin.
+        polish: rounds that project x onto the boundary as linearised at the closest point. 0: none.
+        targets: classes whose boundaries such a round tries, one gradient for each.
     """
     found = cw_nearest(
         model,
@@ -167,8 +226,11 @@ def cw(
         goal=threat.budget,
         steps=steps,
         lr=lr,
+        relative=relative,
         rounds=rounds,
         c=c,
         kappa=kappa,
+        polish=polish,
+        targets=targets,
     )
     return within(model, x, y, threat, found, "cw")

@@ -9,7 +9,7 @@ generator is left as it was.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from holdfast.attacks.gradients import frozen, input_gradient, logits_of
 from holdfast.attacks.losses import cross_entropy
 from holdfast.attacks.pgd import BALLS, steepest
 from holdfast.attacks.stages import run_stages
+from holdfast.checks import modules_in
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
 from holdfast.registry import register
@@ -43,6 +44,28 @@ def mean_prediction(model: nn.Module, x: Tensor, samples: int = 20, seed: int = 
         return _log_mean_softmax(model, x, samples)
 
 
+class Steady(nn.Module):
+    """A random model made a function: the log of its mean softmax over a few draws that are always the same.
+
+    An attack on it may fit those draws, so that what it finds must be confirmed by others (`mean_prediction`). A batch
+    of another size or order gets other draws where the model draws for each input.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        draws: passes in each call.  seed: fixes their random numbers.
+    """
+
+    def __init__(self, model: nn.Module, draws: int, seed: int = 0) -> None:
+        super().__init__()
+        self.model, self.draws, self.seed = model, draws, seed
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K)."""
+        with seeded(self.seed, x.device):
+            return _log_mean_softmax(self.model, x, self.draws)
+
+
 def _log_mean_softmax(model: nn.Module, x: Tensor, samples: int) -> Tensor:
     total: Tensor | None = None
     for _ in range(samples):
@@ -53,14 +76,49 @@ def _log_mean_softmax(model: nn.Module, x: Tensor, samples: int) -> Tensor:
     return total - math.log(samples)
 
 
+def _generators(device: torch.device) -> list[Tensor]:
+    """States of the generators that a model on this device draws from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
 @torch.no_grad()
 def is_stochastic(model: nn.Module, x: Tensor) -> bool:
-    """Whether two passes of the same inputs (32 at most) differ by more than float rounding."""
+    """Whether two passes of the same inputs (32 at most) differ by more than float rounding.
+
+    If the passes draw from torch's generators and the answers still agree, as decisions often do that noise seldom
+    changes, the values inside the model are compared as well.
+    """
     x = x[:32]
     with seeded(0, x.device):
+        before = _generators(x.device)
         first, second = model(x), model(x)
+        drawn = any(not torch.equal(a, b) for a, b in zip(before, _generators(x.device), strict=True))
+        if _differ(first, second) or not drawn:
+            return _differ(first, second)
+        pairs = zip(*(_values_inside(model, x) for _ in range(2)), strict=False)
+        return any(a.shape == b.shape and _differ(a, b) for a, b in pairs)
+
+
+def _differ(first: Tensor, second: Tensor) -> bool:
     rounding = 1e3 * torch.finfo(first.dtype).eps * float(first.abs().amax())
     return bool(((first - second).abs() > rounding).any())
+
+
+def _values_inside(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """What the modules of the model return, call by call, where it is one tensor of floats."""
+    values: list[Tensor] = []
+
+    def note(module: nn.Module, given: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
+            values.append(output.clone())
+
+    handles = [module.register_forward_hook(note) for module in modules_in(model)]
+    try:
+        model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return values
 
 
 def expected_gradient(

@@ -103,7 +103,7 @@ def run_ddn(model: nn.Module, search: Search, *, steps: int, epsilon: float, gam
         if not bool(search.going.any()):
             return
         x_t, gradient, wrong, radius = search.leave(x_t, gradient, wrong, radius)
-        radius = radius * torch.where(wrong, 1 - gamma, 1 + gamma)
+        radius = torch.where(wrong, radius * (1 - gamma), radius * (1 + gamma))
         d = x_t + annealed(1.0, 0.01, step, steps) * unit(gradient) - search.x
         x_t = search.clip(search.x + per_input(radius, d) * unit(d))
     search.note(x_t, model(x_t))

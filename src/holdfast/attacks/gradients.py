@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from holdfast.attacks.chain import Back, forward, is_chain, is_plain, laid_out_as
-from holdfast.attacks.losses import Loss
+from holdfast.attacks.losses import Loss, margin
 from holdfast.attacks.thin import conv2d
 from holdfast.checks import modules_in
 from holdfast.errors import InputError
@@ -148,6 +148,39 @@ def look(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Te
     """Loss (B,) and logits (B, K) without the gradient, such that the losses compare with those of `input_gradient`."""
     logits = logits_of(model, x)
     return loss(logits, y), logits
+
+
+def answer(model: nn.Module, x: Tensor) -> Tensor:
+    """The logits of x (B, K), with a graph that leads back to x if there is one.
+
+    A model that cannot take an x which asks for its gradient, such as one that turns it into a NumPy array, is given
+    the values alone.
+    """
+    try:
+        return logits_of(model, x)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError):
+        return logits_of(model, x.detach())
+
+
+def margin_gradient(logits: Tensor, y: Tensor, x: Tensor) -> Tensor | None:
+    """Gradient of the margin of the logits (B, K) for x, on which they depend; None if there is none."""
+    if not logits.requires_grad:
+        return None
+    try:
+        (gradient,) = torch.autograd.grad(margin(logits, y).sum(), x, retain_graph=True, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # a step without a backward pass
+        return None
+    return gradient
+
+
+def leads_somewhere(gradient: Tensor) -> Tensor:
+    """Where a gradient (B, ...) is neither zero nor NaN or infinite, (B,) bool."""
+    flat = gradient.flatten(1)
+    return torch.isfinite(flat).all(1) & (flat != 0).any(1)
 
 
 def masks(model: nn.Module, x: Tensor) -> set[str]:

@@ -213,6 +213,7 @@ def _leap(model: nn.Module, search: Search, at: Tensor, normal: Tensor, size: Te
     guarantee="upper bound",
     threats=NORMS,
     reference="Chen, Jordan and Wainwright, HopSkipJumpAttack: a query-efficient decision-based attack, 2020",
+    gradients="none",
 )
 @torch.no_grad()
 def hopskipjump(

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.gradients import logits_of
-from holdfast.attacks.losses import margin
+from holdfast.attacks.hyperplane import move_to_hyperplane
+from holdfast.attacks.losses import likely_targets, margin
 from holdfast.attacks.stages import group_size, survivors
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
 from holdfast.results import AttackResult
@@ -183,6 +184,38 @@ def line_search(model: nn.Module, search: Search, *, steps: int, name: str) -> N
         f = margin(logits, search.y)
         a, f_a = torch.where(wrong, a, t), torch.where(wrong, f_a, f)
         b, f_b = torch.where(wrong, t, b), torch.where(wrong, f, f_b)
+
+
+BEYOND = (1 + 1e-5, 1 + 1e-3)
+"""How far beyond a plane a point is tried, as a share of the way: on the plane itself rounding decides its class."""
+
+
+def move_onto_plane(x: Tensor, w: Tensor, f: Tensor, p: Tensor, norm: str, low: float, high: float) -> Tensor:
+    """The least move of x inside the range onto the plane f + <w, q - p> = 0 of points q, shape of x; f is (B,)."""
+    offset = (w * p).flatten(1).sum(1) - f
+    return move_to_hyperplane(x.flatten(1), w.flatten(1), offset, norm, low, high).view_as(x)
+
+
+def project_closest(model: nn.Module, search: Search, *, rounds: int, targets: int, name: str) -> None:
+    """Projects x onto the boundaries as linearised at its closest point; keeps what is closer and misclassified.
+
+    A round tries the boundaries to the `targets` classes of highest logit there, one gradient for each. Exact on a
+    linear model with at most `targets` other classes; elsewhere a round moves the point towards the foot of x on its
+    piece of the boundary.
+    """
+    for _ in range(rounds):
+        if not search.start(name, torch.isfinite(search.distance)):
+            return
+        p = search.closest[search.row]
+        ranked = likely_targets(model(p), search.y, targets)
+        search.count(gradients=0, queries=1)
+        for target in ranked.unbind(1):
+            w, f, _ = nearest_plane(model, p, search.y, target[:, None], search.norm)
+            search.count(gradients=1, queries=1)
+            move = move_onto_plane(search.x, w, f, p, search.norm, search.low, search.high)
+            for beyond in BEYOND:
+                x_adv = search.clip(search.x + beyond * move)
+                search.note(x_adv, model(x_adv))
 
 
 def nearest_plane(

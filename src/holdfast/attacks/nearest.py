@@ -1,7 +1,7 @@
 """How near is a misclassified point? The upper end of the bracket around the robust radius of each input."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -132,7 +132,7 @@ def nearest(
     if method not in METHODS:
         raise InputError(f"unknown method '{method}'. " + did_you_mean(str(method), METHODS))
     function = METHODS[method]
-    _check_options(method, function, options)
+    check_options(method, options)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     check_task(model, x, y, BALLS[check_norm(norm)](0.0, low=low, high=high))
@@ -151,8 +151,9 @@ def nearest(
     return Nearest(x_adv, distance, tuple(name for part in parts for name in part.by), gradients, queries)
 
 
-def _check_options(method: str, function: Callable[..., Nearest], options: dict[str, Any]) -> None:
-    parameters = inspect.signature(function).parameters.values()
+def check_options(method: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that the method does not have."""
+    parameters = inspect.signature(METHODS[method]).parameters.values()
     known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"noise", "goal"}
     for option in options:
         if option not in known:

@@ -184,6 +184,7 @@ def _move(threat: Sparse, x: Tensor, order: Tensor, colours: Tensor, count: int,
     guarantee="upper bound",
     threats=("sparse",),
     reference="Croce et al., Sparse-RS: a versatile framework for query-efficient sparse black-box attacks, 2022",
+    gradients="none",
 )
 @torch.no_grad()
 def sparse_rs(

@@ -84,7 +84,8 @@ def _ascend(
     queries = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     row = torch.arange(len(x), device=x.device)
     x_adv, best, best_loss, done = x, x, x.new_full((len(x),), -torch.inf), success
-    mean, square = torch.zeros_like(x), torch.zeros_like(x)
+    # Squares of gradients, and Adam's small constant, underflow in half precision.
+    mean = square = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
     for step in range(steps + 1):
         queries[row] += ~done
         logits = model(x_adv)
@@ -103,10 +104,11 @@ def _ascend(
         queries[row] += 2 * estimate.directions * ~done
         gradient = estimate(model, x_adv, y, noise.fork(step))
         if adam:
+            gradient = gradient.to(mean)
             mean = _BETA_1 * mean + (1 - _BETA_1) * gradient
             square = _BETA_2 * square + (1 - _BETA_2) * gradient**2
             root = (square / (1 - _BETA_2 ** (step + 1))).sqrt() + _TINY
-            direction = mean / (1 - _BETA_1 ** (step + 1)) / root
+            direction = (mean / (1 - _BETA_1 ** (step + 1)) / root).to(x)
         else:
             direction = steepest(threat, gradient, x_adv, 0.0)
         x_adv = threat.project(x_adv + step_size * direction, x)
@@ -144,6 +146,7 @@ def _check_lengths(**lengths: float) -> None:
     guarantee="upper bound",
     threats=("linf", "l2"),
     reference="Uesato et al., Adversarial risk and the dangers of evaluating against weak attacks, 2018",
+    gradients="none",
 )
 @torch.no_grad()
 def spsa(
@@ -193,6 +196,7 @@ def spsa(
     guarantee="upper bound",
     threats=("linf", "l2"),
     reference="Ilyas et al., Black-box adversarial attacks with limited queries and information, 2018",
+    gradients="none",
 )
 @torch.no_grad()
 def nes(

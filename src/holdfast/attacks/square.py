@@ -239,6 +239,7 @@ def _search(
     threats=("linf", "l2", "l1"),
     reference="Andriushchenko et al., Square Attack: a query-efficient black-box adversarial attack via random search, "
     "2020",
+    gradients="none",
 )
 @torch.no_grad()
 def square(

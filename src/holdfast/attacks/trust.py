@@ -7,15 +7,16 @@ adversarial examples", 2022. No sign is a proof in either direction; the certifi
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.apgd import auto_pgd
-from holdfast.attacks.eot import is_stochastic, seeded
+from holdfast.attacks.eot import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.gradients import frozen, logits_of, look, masks
 from holdfast.attacks.losses import cross_entropy, margin
 from holdfast.attacks.square import square
@@ -34,8 +35,9 @@ MANY = 0.1
 """Share of the inputs above which a failure is that of the attack, not of single inputs."""
 UNSTABLE = 0.15
 """Share of the inputs on which two short runs may differ: up to an eighth do for L1 balls around robust models."""
-STEPS, POINTS, QUERIES, DRAWS = 40, 32, 300, 4
-"""Cost of the probes: gradient steps, random points, queries of Square, passes averaged for a random model."""
+STEPS, POINTS, QUERIES, DRAWS, VOTES = 40, 32, 300, 4, 100
+"""Cost of the probes: gradient steps, random points, queries of Square; for a random model, passes averaged, and fresh
+passes that confirm an example."""
 
 # Masks that the attacks here see through: a straight-through step, the logits before the softmax, the margin loss.
 _SEEN_THROUGH = frozenset({"step-function", "softmax", "saturated-loss"})
@@ -81,8 +83,8 @@ def indicators(
 ) -> tuple[Indicator, ...]:
     """All signs, in a fixed order, from probes on the first inputs that are classified right.
 
-    Empty where there is nothing to probe: no such input, or no budget. A model that draws random
-    numbers is probed by its mean softmax over a few fixed draws.
+    Empty where there is nothing to probe: no such input, or no budget. A model that draws random numbers is probed by
+    its mean softmax over a few fixed draws, and what that breaks counts if fresh draws confirm it.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
@@ -102,39 +104,44 @@ def indicators(
     with seeded(seed, x.device):
         check_task(model, x, y, threat)
     by_chance = is_stochastic(model, x)
-    steady = _Steady(model, seed).eval() if by_chance else model
+    steady = Steady(model, DRAWS, seed) if by_chance else model
     right = (steady(x).argmax(1) == y).nonzero()[:inputs, 0]
     if len(right) == 0 or threat.budget == 0:
         return ()
     x, y, noise = x[right], y[right], Noise(seed, right)
-    runs = [_ascend(steady, x, y, threat, noise.fork(restart)) for restart in range(2)]
+    confirmed = partial(_confirmed, model, seed=seed) if by_chance else _as_found
+    runs = [_ascend(steady, x, y, threat, noise.fork(restart), confirmed) for restart in range(2)]
     found = runs[0].broken | runs[1].broken
     broken = found if result is None else result.success[right]
     return (
         _rise(runs),
-        _black_box(steady, x, y, threat, broken, noise.fork(2)),
+        _black_box(steady, x, y, threat, broken, noise.fork(2), confirmed),
         _share("probe-beats-attack", found & ~broken, f"the attack left them, {STEPS} steps of Auto-PGD did not", FEW),
         _vanishing(model, x, y, seed),
         *_masks(model, x, seed),
         _saturated(steady, x, y),
         _huge_budget(steady, x, y, threat, noise.fork(3)),
-        _random_noise(steady, x, y, threat, broken, noise.fork(4)),
+        _random_noise(steady, x, y, threat, broken, noise.fork(4), confirmed),
         _restarts(runs),
         _flag("stochastic", by_chance, "two passes over the same inputs differ", "two passes give the same"),
     )
 
 
-class _Steady(nn.Module):
-    """A random model made a function: the log of its mean softmax over a few draws that are always the same."""
+Confirm = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(found, x_adv, y) -> (B,) bool: which of the examples found also fool draws that they were not made for?"""
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
-        super().__init__()
-        self.model, self.seed = model, seed
 
-    def forward(self, x: Tensor) -> Tensor:
-        with seeded(self.seed, x.device):
-            draws = torch.stack([logits_of(self.model, x).log_softmax(1) for _ in range(DRAWS)])
-        return draws.logsumexp(0) - math.log(DRAWS)
+def _as_found(found: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+    """For a model that draws nothing."""
+    del x_adv, y
+    return found
+
+
+def _confirmed(model: nn.Module, found: Tensor, x_adv: Tensor, y: Tensor, *, seed: int) -> Tensor:
+    rows, found = found.nonzero()[:, 0], found.clone()
+    if len(rows):
+        found[rows] = mean_prediction(model, x_adv[rows], VOTES, seed + 1).argmax(1) != y[rows]
+    return found
 
 
 class _Run(NamedTuple):
@@ -142,7 +149,7 @@ class _Run(NamedTuple):
     rose: Tensor  # (B,) bool: the loss at the end is above that of the start, or the input was broken
 
 
-def _ascend(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise) -> _Run:
+def _ascend(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise, confirmed: Confirm) -> _Run:
     """Auto-PGD on the margin, which no scale of the logits saturates, from a random point."""
     x_start = threat.random_start(x, noise)
     try:
@@ -154,7 +161,7 @@ def _ascend(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise
     rounding = 1e2 * torch.finfo(logits.dtype).eps * logits.abs().amax(1)
     # A gradient of NaN leads to a point of NaN, which no model gets right.
     broken = run.success & torch.isfinite(run.x_adv).flatten(1).all(1)
-    return _Run(broken, broken | (run.loss > before + rounding))
+    return _Run(confirmed(broken, run.x_adv, y), broken | (run.loss > before + rounding))
 
 
 def _share(name: str, hits: Tensor, text: str, above: float) -> Indicator:
@@ -172,11 +179,14 @@ def _rise(runs: list[_Run]) -> Indicator:
     return _share("loss-did-not-rise", stuck, "no step of the gradient attack raised its loss", MANY)
 
 
-def _black_box(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, broken: Tensor, noise: Noise) -> Indicator:
+def _black_box(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, broken: Tensor, noise: Noise, confirmed: Confirm
+) -> Indicator:
     found = torch.zeros_like(broken)
     alive = (~broken).nonzero()[:, 0]
     if len(alive):
-        found[alive] = square(model, x[alive], y[alive], threat, noise=noise[alive], queries=QUERIES).success
+        search = square(model, x[alive], y[alive], threat, noise=noise[alive], queries=QUERIES)
+        found[alive] = confirmed(search.success, search.x_adv, y[alive])
     return _share(
         "black-box-beats-white-box", found, f"the attack left them, {QUERIES} queries of Square broke them", FEW
     )
@@ -217,16 +227,22 @@ def _saturated(model: nn.Module, x: Tensor, y: Tensor) -> Indicator:
 
 
 def _huge_budget(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise) -> Indicator:
-    """With the range as the only limit all Lp balls are the same set: the box of all valid inputs."""
+    """With the range as the only limit all Lp balls are the same set: the box of all valid inputs.
+
+    It asks whether gradients lead anywhere; for that, examples for the draws at hand will do.
+    """
     everything = Linf(threat.high - threat.low, low=threat.low, high=threat.high)
-    held = ~_ascend(model, x, y, everything, noise).broken
+    held = ~_ascend(model, x, y, everything, noise, _as_found).broken
     return _share("huge-budget", held, "not broken by gradients with every valid input allowed", MANY)
 
 
-def _random_noise(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, broken: Tensor, noise: Noise) -> Indicator:
+def _random_noise(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, broken: Tensor, noise: Noise, confirmed: Confirm
+) -> Indicator:
     found = torch.zeros_like(broken)
     for number in range(POINTS):
-        found |= model(threat.random_start(x, noise.fork(number))).argmax(1) != y
+        point = threat.random_start(x, noise.fork(number))
+        found |= confirmed(model(point).argmax(1) != y, point, y)
     base = _share("random-noise", found, f"broken by {POINTS} random points; by the attack {int(broken.sum())}", FEW)
     # Where the attack breaks everything, nothing can do better.
     as_well = int(found.sum()) >= int(broken.sum()) and not bool(broken.all())
