@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import QUICK
 from onnx import TensorProto, helper, numpy_helper, save
 from onnx.reference import ReferenceEvaluator
 from torch import nn
@@ -14,7 +15,24 @@ from torch import nn
 import holdfast as hf
 from holdfast.errors import UnsupportedError
 from holdfast.models import Normalize, as_classifier, load_model
-from lookalikes import MEAN, STD, ConvNext, Mobile, Residual, Stacked, Transformer, X, bracket, export, optional, ready
+from holdfast.random import Noise
+from lookalikes import (
+    MEAN,
+    RESIDUAL,
+    STD,
+    ConvNext,
+    Mobile,
+    Residual,
+    ResNet,
+    Stacked,
+    Transformer,
+    X,
+    bracket,
+    export,
+    optional,
+    ready,
+    settled,
+)
 
 # --- Lookalikes: PyTorch modules, and ONNX files made of them ---------------------------------------------------------
 
@@ -34,6 +52,73 @@ def test_exported_lookalikes_come_back_with_bounds(tmp_path: Path, make: Any, dy
     threat = hf.Linf(1e-3)
     ours, theirs = (hf.bounds(m, X, threat, "ibp") for m in (loaded, model))
     torch.testing.assert_close(ours.lower, theirs.lower, rtol=1e-3, atol=1e-4)
+
+
+def inside(model: nn.Module, x: torch.Tensor, threat: hf.Threat, found: hf.Bounds) -> None:
+    for draw in range(8):
+        point = threat.random_start(x, Noise.for_batch(draw, len(x)))
+        far = threat.project(x + 50 * (point - x), x)
+        for logits in (model(point), model(far)):
+            assert bool((found.lower <= logits).all())
+            assert bool((logits <= found.upper).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_residual_networks_of_all_kinds_have_bounds(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = settled(RESIDUAL[name]()), X[:2]
+    for threat in (hf.Linf(0.02), hf.L2(0.05)):
+        for method in ("ibp", "crown"):
+            inside(model, x, threat, hf.bounds(model, x, threat, method))
+    y = model(X).argmax(1)
+    assert bool(hf.certify(model, X, y, hf.Linf(1e-4), "crown").certified.any())
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("name", RESIDUAL)
+def test_residual_networks_of_all_kinds_pass_every_method(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = settled(RESIDUAL[name]()), X[:2]
+    y, used = model(x).argmax(1), set()
+    for threat in (hf.Linf(1e-4), hf.L2(2e-3)):
+        broken = torch.stack([model(threat.random_start(x, Noise.for_batch(d, 2))).argmax(1) != y for d in range(20)])
+        for kind in ("bounds", "certify"):
+            for method in hf.methods(kind):
+                if threat.name not in method.threats or method.smoothed or method.name == "centroid":
+                    continue
+                if method.name == "nonuniform" and name != "residual":  # many passes through the same bounds
+                    continue
+                options = QUICK.get(method.name, {}) | ({"time_limit": 0.3} if method.name == "milp" else {})
+                if method.name == "cap":
+                    with pytest.raises(UnsupportedError, match=r"layer '.*': the dual bound covers"):
+                        getattr(hf, kind)(*([model, x] + [y] * (kind == "certify")), threat, "cap")
+                elif kind == "bounds":
+                    inside(model, x, threat, hf.bounds(model, x, threat, method.name, **options))
+                else:
+                    proved = hf.certify(model, x, y, threat, method.name, **options).certified
+                    assert not bool((proved & broken.any(0)).any()), method.name
+                used.add(method.name)
+    assert {"ibp", "crown", "alpha-crown", "milp", "pec", "gloro", "bcp", "auto"} <= used
+
+
+@pytest.mark.parametrize("name", ["basic", "pre-activation"])
+def test_residual_networks_can_be_audited(name: str) -> None:
+    torch.manual_seed(0)
+    model = settled(RESIDUAL[name]())
+    y = model(X).argmax(1)
+    audit = hf.audit(model, (X, y), hf.Linf(1e-4), budget="quick", budgets=2, progress=False)
+    assert audit.clean == 1
+    assert audit.certified[0] > 0
+    assert all(low <= high for low, high in zip(audit.certified, audit.attacked, strict=True))
+
+
+def test_an_activation_without_bounds_is_named_in_a_residual_network() -> None:
+    torch.manual_seed(0)
+    model = settled(ResNet(deep=True, activation=nn.SiLU))
+    with pytest.raises(UnsupportedError, match=r"layer 'conv1\.0\.2': no rule for the layer type SiLU"):
+        hf.bounds(model, X, hf.Linf(0.01), "ibp")
 
 
 def hardswish() -> nn.Module:

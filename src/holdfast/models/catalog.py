@@ -7,6 +7,7 @@ Every model made here remembers its recipe in `model.architecture`, a pair (name
 import contextlib
 import inspect
 import json
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from holdfast.errors import InputError, did_you_mean
+from holdfast.limits import shortened
 from holdfast.models.layers import Normalize
 
 Shape = tuple[int, ...]
@@ -106,9 +108,10 @@ def make_model(
         with _seeded(seed):
             return entry.build(input_shape=input_shape, classes=classes, normalize=normalize, **options)
     known = entry.options()
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             raise InputError(f"architecture '{name}' has no option '{option}'. " + did_you_mean(option, known))
+        _check_kind(name, option, value, known[option])
     shape = _check_shape(entry.input_shape if input_shape is None else input_shape)
     classes = entry.classes if classes is None else classes
     if not isinstance(classes, int) or classes < 1:
@@ -122,13 +125,25 @@ def make_model(
     return model
 
 
+def _check_kind(name: str, option: str, value: object, default: object) -> None:
+    """Refuse a value of another kind than the default of the option: torch takes 2.0 or "no" and fails much later."""
+    kinds = {bool: bool, int: int, float: int | float, str: str}  # builders say themselves what is wrong with a list
+    wanted = kinds.get(type(default))
+    if wanted is None or (isinstance(value, wanted) and isinstance(value, bool) == isinstance(default, bool)):
+        return
+    raise InputError(
+        f"option '{option}' of architecture '{name}' must be of the kind of its default, {default!r}; "
+        f"got {shortened(value)}"
+    )
+
+
 def _check_shape(shape: Sequence[int]) -> Shape:
     try:
-        checked = tuple(int(size) for size in shape)
-    except (TypeError, ValueError):
+        checked = tuple(operator.index(size) for size in shape)
+    except TypeError:
         checked = ()
     if len(checked) not in (1, 3) or min(checked) < 1:
-        raise InputError(f"input_shape must be (C, H, W) or (D,), every size >= 1, got {shape!r}")
+        raise InputError(f"input_shape must be (C, H, W) or (D,), every size >= 1, got {shortened(shape)}")
     return checked
 
 

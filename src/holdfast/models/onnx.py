@@ -5,6 +5,7 @@ it has for a batch of `SAMPLE_BATCH`. The rule for each operation is in `onnx_ru
 The batch dimension of the result is free, even where the file has fixed it.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor, fx
 
 from holdfast.errors import HoldfastError, InputError, StorageError, UnsupportedError, did_you_mean
-from holdfast.models.onnx_network import SAMPLE_BATCH, Network, Node, Value
+from holdfast.models.onnx_network import LARGEST_VALUE, SAMPLE_BATCH, Network, Node, Value, check_size
 from holdfast.models.onnx_rules import RULES
 from holdfast.models.onnx_sklearn import to_scores
 
@@ -138,9 +139,39 @@ def _apply(node: Node, network: Network, inputs: list[Value | Tensor | None]) ->
     return value
 
 
+def _check_cost(proto: Any, arrays: list[Any]) -> None:
+    """Refuse constants that a few bytes of a file could make as large, or as slow to compute, as they like."""
+    if any(a.HasField("g") or a.graphs for a in proto.attribute):
+        raise UnsupportedError(f"ONNX node '{proto.name}' ({proto.op_type}) is a loop or a branch, which is not run")
+    try:
+        size = _size(proto.op_type, arrays)
+    except (ValueError, IndexError, ZeroDivisionError) as error:
+        raise InputError(f"ONNX node '{proto.name}' ({proto.op_type}) contradicts itself: {error}") from error
+    if size > LARGEST_VALUE:
+        raise UnsupportedError(
+            f"ONNX node '{proto.name}' ({proto.op_type}) makes a constant of {size:g} values; at most "
+            f"{LARGEST_VALUE:,} are made"
+        )
+
+
+def _size(op: str, arrays: list[Any]) -> float:
+    """How many values the operations make that can make many of few; 0 for the others."""
+    if op == "ConstantOfShape":
+        return math.prod(map(float, arrays[0].ravel()))
+    if op == "Expand":
+        return math.prod(map(float, np.broadcast_shapes(arrays[0].shape, tuple(arrays[1].tolist()))))
+    if op == "Tile":
+        return float(arrays[0].size * math.prod(map(float, arrays[1].ravel())))
+    if op == "Range":
+        start, limit, delta = (float(array.ravel()[0]) for array in arrays)
+        return (limit - start) / delta
+    return 0.0
+
+
 def _fold(proto: Any, inputs: list[Any], opset: int) -> dict[str, Tensor]:
     """Outputs of a node whose inputs are all constants, by ONNX's own reference implementation."""
     feeds = {name: i.numpy() for name, i in zip(proto.input, inputs, strict=True) if i is not None}
+    _check_cost(proto, list(feeds.values()))
     helper = onnx.helper
     typed = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
@@ -153,4 +184,7 @@ def _fold(proto: Any, inputs: list[Any], opset: int) -> dict[str, Tensor]:
         results: Any = ReferenceEvaluator(model).run(None, feeds)
     except Exception as error:  # the reference implementation raises whatever numpy does
         raise UnsupportedError(f"ONNX node '{proto.name}' ({proto.op_type}) cannot be evaluated: {error}") from error
-    return {name: _tensor(r) for name, r in zip(proto.output, results, strict=True)}
+    constants = {name: _tensor(r) for name, r in zip(proto.output, results, strict=True)}
+    for constant in constants.values():
+        check_size(tuple(constant.shape))
+    return constants

@@ -1,5 +1,6 @@
 """The torch.fx graph that an ONNX graph becomes, while it is under construction. See `holdfast.models.onnx`."""
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from holdfast.errors import UnsupportedError
 
 SAMPLE_BATCH = 2
 """Batch size at which shapes are worked out; more than one, so that a mixed-up batch dimension shows."""
+LARGEST_VALUE = 2**28
+"""Numbers in one value of the network: 1 GiB in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,7 @@ class Network:
 
     def add_input(self, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
         """The input of the network."""
+        check_size(shape)
         return Value(self.graph.placeholder("x"), shape, dtype)
 
     def module(self, name: str, module: nn.Module, value: Value) -> Value:
@@ -86,7 +90,16 @@ class Network:
 
 
 def _kind(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    check_size(tuple(tensor.shape))
     return tuple(tensor.shape), tensor.dtype
+
+
+def check_size(shape: tuple[int, ...]) -> None:
+    """Refuse what would fill the memory while the network is read."""
+    if math.prod(shape) > LARGEST_VALUE:
+        raise UnsupportedError(
+            f"the ONNX graph has a value of shape {shape}; at most {LARGEST_VALUE:,} values are worked out"
+        )
 
 
 def _fuse_biases(graph: fx.Graph, root: nn.Module) -> None:

@@ -191,6 +191,8 @@ def resnet_wong(input_shape: Shape, classes: int, *, blocks: int = 1, width: int
     images, height, image_width = need_image(input_shape)
     if height % 4 or image_width % 4:
         raise InputError(f"resnet-wong needs an image height and width divisible by 4, got {tuple(input_shape)}")
+    if min(blocks, width) < 1:
+        raise InputError(f"resnet-wong needs blocks >= 1 and width >= 1, got {blocks} and {width}")
     modules: list[nn.Module] = [nn.Conv2d(images, 16, 3, 1, 1), nn.ReLU()]
     inputs = 16
     for stage in range(3):

@@ -110,6 +110,11 @@ def vit(
         positions: "learned", or fixed 2-D sines and cosines ("sincos", which needs a `dim` divisible by 4).
     """
     channels, height, width = need_image(input_shape)
+    if min(dim, depth, heads, mlp_dim, patch) < 1:
+        raise InputError(
+            f"dim, depth, heads, mlp_dim and patch of a vision transformer must be at least 1, got {dim}, {depth}, "
+            f"{heads}, {mlp_dim} and {patch}"
+        )
     _check(dim=dim, heads=heads, stem=stem, pool=pool, positions=positions, stride=stride)
     if stem == "patch":
         step = stride or patch
@@ -143,6 +148,8 @@ def _check(*, dim: int, heads: int, stem: str, pool: str, positions: str, stride
             raise InputError(f"{name} of a vision transformer must be one of {', '.join(known)}, got {value!r}")
     if dim % heads or (positions == "sincos" and dim % 4):
         raise InputError(f"dim must be a multiple of heads (and of 4 for sincos), got dim {dim}, heads {heads}")
+    if stride is not None and (not isinstance(stride, int) or stride < 1):
+        raise InputError(f"stride of a vision transformer must be an integer >= 1, or None, got {stride!r}")
     if stride is not None and stem != "patch":
         raise InputError(f"stride belongs to stem='patch'; stem='{stem}' reduces the image by patch")
 
