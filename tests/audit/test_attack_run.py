@@ -364,7 +364,7 @@ def test_every_default_of_every_attack_is_accepted():
     for method in hf.methods("attack"):
         parameters = inspect.signature(method.function).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        usable = {key: value for key, value in defaults.items() if key not in ("noise", "chunk", "goal")}
+        usable = {key: value for key, value in defaults.items() if key not in ("noise", "chunk", "goal", "data")}
         assert check_options(method.name, method.function, usable) == usable
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,22 @@ def test_a_model_without_a_weakness_is_to_be_kept_so():
     (step,) = next_steps(make(linf(100, 100, 100)))
     assert step.command == "holdfast audit MODEL --data mnist-mini --threat linf:0.1 --fail-under certified=0.96"
     assert "every build" in step.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "threat", "command"),
+    [
+        ({}, "linf:0.1", "--method autoattack"),
+        ({"gradients": "none"}, "linf:0.1", "--method hopskipjump"),
+        ({"gradients": "useless"}, "l1:3", "--method cascade"),
+        ({"gradients": "useful", "draws": 100}, "l1:3", "--method eot-pgd --option samples=100"),
+        ({"gradients": "useful", "draws": 100}, "patch:2x2", "--method cascade"),
+    ],
+)
+def test_the_second_attack_is_one_that_works_on_the_model(settings, threat, command):
+    audit = make(make_bracket(threat, 0.1, 95, 90, 0, proved=False, fired=True))
+    step = next_steps(replace(audit, settings={**audit.settings, **settings}))[0]
+    assert step.command == f"holdfast attack MODEL --data mnist-mini --threat {threat} {command}"
 
 
 def test_a_model_that_breaks_is_to_be_trained():

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
-from scipy.stats import binomtest
 
 from audits import TRUST, make, make_bracket
-from holdfast.audit.bracket import clopper_pearson
+from holdfast.attacks.trust import Indicator
 from holdfast.audit.card import badge, model_card, to_csv
 from holdfast.audit.gallery import state
 from holdfast.audit.plot import bracket_plot, range_bar
@@ -64,15 +63,6 @@ def test_range_bar_is_drawn_to_scale():
     band = next(part for part in bar if part.get("class") == "band")
     assert float(band.get("width")) == pytest.approx(160 * 0.3)
     assert float(band.get("x")) == pytest.approx(8 + 160 * 0.3)
-
-
-@given(count=st.integers(0, 60), more=st.integers(0, 60), confidence=st.sampled_from([0.9, 0.95, 0.99]))
-def test_interval_is_the_exact_one(count, more, confidence):
-    total = max(count + more, 1)
-    expected = binomtest(count, total).proportion_ci(confidence, method="exact")
-    assert clopper_pearson(count, total, confidence=confidence) == pytest.approx(
-        (expected.low, expected.high), abs=1e-9
-    )
 
 
 @given(
@@ -166,6 +156,42 @@ def test_badge_says_both_ends():
     assert len(set(fills)) == 3
     assert "certified not run" in badge(make(proved=False))
     ElementTree.fromstring(badge(make(threat="box:<&>")))
+
+
+@pytest.mark.parametrize("sign", ["huge-budget", "softmax", "stochastic", "random-noise"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_whatever_shows_the_result_says_that_the_attack_is_unreliable(sign, place):
+    """Every verdict but "reliable" is in the sentence that people copy, and on the badge, for any of the threats."""
+    brackets = [make_bracket(trust=(Indicator("softmax", False, 0.0, "no"),)), make_bracket("l2:0.2")]
+    sound = make(brackets=tuple(brackets))
+    assert sound.verdict.level == "reliable"
+    brackets[place] = replace(brackets[place], trust=(Indicator(sign, True, 1.0, "seen"),))
+    doubtful = make(brackets=tuple(brackets))
+    words = "is unreliable" if doubtful.verdict.level == "unreliable" else "may be unreliable"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(doubtful.table())
+    body = json.loads(doubtful.to_json())
+    shown = " ".join(console.export_text().split())
+    seen = [doubtful.headline, shown, body["headline"], body["brackets"][place]["headline"]]
+    seen += [brackets[place].headline, badge(doubtful), model_card(doubtful), bracket_plot(brackets[place])]
+    assert all(f"the attack {words}" in text for text in seen)
+    assert f"the attack {words}" in re.search(r"<h1>(.*?)</h1>", doubtful.to_html(), re.DOTALL)[1]
+    quiet = (sound.headline, sound.to_json(), badge(sound), model_card(sound), body["brackets"][1 - place]["headline"])
+    assert not any("unreliable" in text for text in quiet)
+    ElementTree.fromstring(badge(doubtful))
+
+
+def test_notes_are_in_every_form():
+    audit = make()
+    note = "The model draws <random> numbers."
+    told = replace(audit, settings={**audit.settings, "notes": [note]})
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(told.table())
+    assert note in console.export_text()
+    assert note in json.loads(told.to_json())["settings"]["notes"]
+    assert "draws &lt;random&gt; numbers" in told.to_html()
+    assert "draws \\<random\\> numbers" in model_card(told)
+    assert audit.notes == ()
 
 
 def test_model_card_has_what_a_reader_needs():

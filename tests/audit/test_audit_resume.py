@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import holdfast as hf
+from audit.sealing import reseal
 from holdfast.audit import audit, load_audit
 from holdfast.audit.store import Example, Key, Outcome, Store
 
@@ -105,6 +106,9 @@ def test_indicators_that_cannot_be_read_are_refused(tmp_path, text):
     with sqlite3.connect(tmp_path / "audit.sqlite") as database:
         database.execute("UPDATE trust SET text = ?", (text,))
     database.close()
+    with pytest.raises(hf.StorageError, match="does not match its seal"):
+        run(tmp_path)
+    reseal(tmp_path / "audit.sqlite")
     with pytest.raises(hf.StorageError, match="indicators that cannot be read"):
         run(tmp_path)
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -11,13 +10,12 @@ from importlib import import_module
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.special import ndtri
+from scipy.stats import binom
 
 import holdfast as hf
 from holdfast.audit.compare import Run, _best_epoch, compare, default_folder, method_text
-from holdfast.audit.compare_plot import FILES, Score, wilson
+from holdfast.audit.compare_plot import FILES, Score
+from holdfast.certify.confidence import clopper_pearson
 from holdfast.data import Dataset
 from holdfast.train import files
 from holdfast.train.toml import write_toml
@@ -80,14 +78,17 @@ def exact(model, inputs):
         return [int((model(x).argmax(1) == test.y).sum()) for x in (test.x, worst)]
 
 
-@given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_holds_the_probabilities_that_a_normal_test_does_not_reject(case):
-    count, total = case
-    z = ndtri(0.975)
-    low, high = wilson(count, total)
-    assert 0 <= low <= count / total <= high <= 1
-    for end in (low, high):
-        assert abs(count / total - end) == pytest.approx(z * math.sqrt(end * (1 - end) / total), abs=1e-9)
+@pytest.mark.parametrize("inputs", [1, 20, 300])
+def test_the_interval_of_a_score_covers_the_truth_as_often_as_it_says(inputs):
+    ends = torch.tensor([Score(k, inputs).interval for k in range(inputs + 1)], dtype=torch.float64)
+    # With no hit, or with all of them, one tail is known in closed form: (1 - p)^n = 0.025 at the end.
+    tail = 0.025 ** (1 / inputs)
+    assert ends[0].tolist() == pytest.approx([0.0, 1 - tail])
+    assert ends[-1].tolist() == pytest.approx([tail, 1.0])
+    p = torch.linspace(0.001, 0.999, 500, dtype=torch.float64)
+    chance = torch.from_numpy(binom.pmf(torch.arange(inputs + 1)[None], inputs, p[:, None]))
+    covered = (chance * ((ends[:, 0] <= p[:, None]) & (p[:, None] <= ends[:, 1]))).sum(1)
+    assert float(covered.min()) >= 0.95
 
 
 def test_accuracies_are_those_of_the_exact_worst_case(runs):
@@ -99,7 +100,7 @@ def test_accuracies_are_those_of_the_exact_worst_case(runs):
     for row, (clean, robust) in zip(result.rows, truths, strict=True):
         assert 0 < robust < clean < 120
         assert row.scores == {"clean": Score(clean, 120), "pgd": Score(robust, 120), "cascade": Score(robust, 120)}
-        assert row.scores["pgd"].interval == wilson(robust, 120)
+        assert row.scores["pgd"].interval == clopper_pearson(robust, 120)
 
 
 def test_autoattack_is_the_attack_unless_told_otherwise(runs):
@@ -223,7 +224,7 @@ def test_a_killed_comparison_goes_on_where_it_stopped(runs, tmp_path, monkeypatc
     assert [path.name for path in out.iterdir()] == ["results"]
     (path,) = (out / "results").iterdir()
     body = json.loads(path.read_text())
-    assert [len(names) for names in body["by"].values()] == [10, 8]
+    assert {attack: len(names) for attack, names in body["by"].items()} == {"pgd": 10, "cascade": 8}
     body["by"]["cascade"][0] = "stored"
     path.write_text(json.dumps(body))
 
@@ -320,7 +321,7 @@ def test_the_plot_is_sound_and_speaks(tmp_path):
         ends = [196 + 490 * end for end in score.interval]
         assert [float(line.get(key)) for key in ("x1", "x2")] == pytest.approx(ends, abs=0.1)
         assert row.name in summary.text
-    assert 'a<b>&"\\|[red]' in result.to_markdown()
+    assert r'a\<b\>\&"\|\[red\]' in result.to_markdown()
 
 
 def test_names_tell_runs_apart_and_can_be_shown(tmp_path):

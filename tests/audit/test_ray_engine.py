@@ -281,7 +281,7 @@ def test_ray_that_is_missing_or_asked_for_nonsense(monkeypatch):
     with pytest.raises(hf.InputError, match="workers must be at least 1, got 0"):
         ray_engine(workers=0)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(hf.UnsupportedError, match=r"pip install holdfast\[ray\]"):
+    with pytest.raises(hf.UnsupportedError, match=r"pip install 'holdfast\[ray\]'"):
         ray_engine()
 
 

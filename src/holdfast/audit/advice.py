@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from holdfast.audit.bracket import Bracket, Group, percent
+from holdfast.audit.commands import command, data_name, readable
 from holdfast.audit.plan import PLANS
 from holdfast.audit.result import Audit
-from holdfast.errors import InputError
-from holdfast.threats import threat as read_threat
+from holdfast.registry import get
 from holdfast.train import list_recipes, load_recipe
 
 SHOWN = 4
@@ -58,28 +58,40 @@ def _doubts(audit: Audit) -> list[Step]:
         found = bracket.verdict
         if found is None or found.level == "reliable":
             continue
-        text = f"The attack at {bracket.threat} is {found.level} ({found.reason}): compare it with a second ensemble."
+        text = f"The attack at {bracket.threat} is {found.level} ({found.reason}): compare it with a second attack."
         if bracket.levels[-1].certified:
             text += " What is certified does not depend on it."
-        steps.append(Step(text, _command("attack", audit, [bracket.threat], "--method", "autoattack")))
+        steps.append(Step(text, command("attack", audit, [bracket.threat], *_second(audit, bracket))))
     return steps
+
+
+def _second(audit: Audit, bracket: Bracket) -> tuple[str, ...]:
+    """Another attack that works on the model: by many draws, without gradients, or the published ensemble."""
+    method = "autoattack"
+    options: tuple[str, ...] = ()
+    if "draws" in audit.settings:
+        method, options = "eot-pgd", ("--option", "samples=100")
+    elif audit.settings.get("gradients", "useful") != "useful":
+        method = "hopskipjump"
+    fits = _norm(bracket.threat) in get("attack", method).threats
+    return ("--method", method, *options) if fits else ("--method", "cascade")
 
 
 def _unfinished(audit: Audit) -> list[Step]:
     """More time for what is undecided, unless all there is has been tried."""
-    plan = audit.settings.get("plan")
+    plan = str(audit.settings.get("plan"))
     # Only a plan with a time limit leaves things for want of time; in the others what was skipped does not fit.
-    late = [bracket.threat for bracket in audit.brackets if bracket.skipped and plan not in PLANS]
+    late = [b.threat for b in audit.brackets if plan not in PLANS and any("no time" in text for text in b.skipped)]
     if late:
         text = f"The time was not enough for all that could be tried at {', '.join(late)}: give more."
-        return [Step(text, _command("audit", audit, late, "--budget", "thorough"))]
+        return [Step(text, command("audit", audit, late, "--budget", "thorough"))]
     undecided = {b.threat: b.levels[-1].attacked - b.levels[-1].certified for b in audit.brackets if b.proved}
     undecided = {threat: count for threat, count in undecided.items() if count}
     if not undecided or plan == "thorough":
         return []
     counts = ", ".join(f"{count} at {threat}" for threat, count in undecided.items())
     text = f"Some inputs are undecided ({counts}): stronger attacks and tighter proofs narrow the bracket."
-    return [Step(text, _command("audit", audit, list(undecided), "--budget", "thorough"))]
+    return [Step(text, command("audit", audit, list(undecided), "--budget", "thorough"))]
 
 
 def _training(audit: Audit, bracket: Bracket) -> list[Step]:
@@ -92,9 +104,12 @@ def _training(audit: Audit, bracket: Bracket) -> list[Step]:
             f"Attacks at {at} leave {percent(last.attacked_accuracy)} of {percent(bracket.clean)}: train against them."
         )
         steps.append(Step(text, _recipe(audit, bracket, _ROBUST)))
+    if bracket.unprovable:
+        text = f"{bracket.unprovable[0].upper()}{bracket.unprovable[1:]}: save model.float(), and audit that."
+        return [*steps, Step(text, command("audit", audit, [at]))]
     if not bracket.proved and not bracket.skipped:
         text = f"No certificate was run at {at}: only one can tell what holds against every attack."
-        return [*steps, Step(text, _command("certify", audit, [at]))]
+        return [*steps, Step(text, command("certify", audit, [at]))]
     if not (weak or last.certified < LOOSE * last.attacked):
         return steps
     share = f"Only {percent(last.certified_accuracy)}" if last.certified else "Nothing"
@@ -111,10 +126,10 @@ def _smoothing(audit: Audit, bracket: Bracket) -> str:
     train = _recipe(audit, bracket, _NOISY)
     name = train.split()[2]
     if name == "--list":  # noise of half the budget is a usual start
-        return _command("audit", audit, [bracket.threat], "--sigma", f"{bracket.budgets[-1] / 2:.2g}")
+        return command("audit", audit, [bracket.threat], "--sigma", f"{bracket.budgets[-1] / 2:.2g}")
     sigma = load_recipe(name).objective.options["sigma"]
-    smoothed = _command("audit", audit, [bracket.threat], "--sigma", f"{sigma:g}")
-    return f"{train}\n{smoothed.replace('MODEL', f'runs/{name}/model.safetensors')}"
+    trained = f"runs/{name}/model.safetensors"
+    return f"{train}\n{command('audit', audit, [bracket.threat], '--sigma', f'{sigma:g}', model=trained)}"
 
 
 def _weakest_class(audit: Audit) -> list[Step]:
@@ -137,7 +152,7 @@ def _weakest_class(audit: Audit) -> list[Step]:
         mine = {record.position for record in bracket.records if record.label == label}
         positions = [position for position in positions if position in mine] or positions
     inputs = ",".join(str(position) for position in positions[:SHOWN])
-    return [Step(text, _command("explain", audit, [], "--inputs", inputs))]
+    return [Step(text, command("explain", audit, [], "--inputs", inputs))]
 
 
 def _stands_out(group: Group, bracket: Bracket) -> bool:
@@ -150,12 +165,12 @@ def _keep(audit: Audit) -> Step:
     bracket = audit.brackets[0]
     floor = math.floor(100 * bracket.levels[-1].certified_interval[0]) / 100
     text = "Every input is decided, and none that is classified right breaks: hold the model to it in every build."
-    return Step(text, _command("audit", audit, [bracket.threat], "--fail-under", f"certified={floor:g}"))
+    return Step(text, command("audit", audit, [bracket.threat], "--fail-under", f"certified={floor:g}"))
 
 
 def _recipe(audit: Audit, bracket: Bracket, kinds: Mapping[str, Sequence[str]]) -> str:
     """Command of the shipped recipe for these data that fits best: by kind, then by budget; else the list of all."""
-    norm, data = _norm(bracket.threat), _data(audit)
+    norm, data = _norm(bracket.threat), data_name(audit)
     fitting = []
     for name, made_for, threat, budget in _shipped():
         if made_for != data or _norm(threat) != norm:
@@ -167,7 +182,8 @@ def _recipe(audit: Audit, bracket: Bracket, kinds: Mapping[str, Sequence[str]]) 
     if not fitting:
         return "holdfast train --list"
     *_, name, threat = min(fitting)
-    return f"holdfast train {name}" + ("" if threat == bracket.threat else f" --set threat={bracket.threat}")
+    same = threat == bracket.threat or not readable(bracket.threat)
+    return shlex.join(["holdfast", "train", name, *([] if same else ["--set", f"threat={bracket.threat}"])])
 
 
 @cache
@@ -182,28 +198,3 @@ def _shipped() -> tuple[tuple[str, str, str, float], ...]:
 
 def _norm(text: str) -> str:
     return text.partition(":")[0]
-
-
-def _data(audit: Audit) -> str:
-    """Name of the data without that of the split."""
-    return audit.data.rpartition(" (")[0] or audit.data
-
-
-def _command(verb: str, audit: Audit, threats: Sequence[str], *options: str) -> str:
-    """A command for the audited model and data; each part is one word for the shell, whatever it is called."""
-    words = ["holdfast", verb, "MODEL"]
-    if audit.data != "tensors":
-        words += ["--data", _data(audit)]
-    for text in threats:
-        if _readable(text):
-            words += ["--threat", text]
-    return shlex.join([*words, *options])
-
-
-def _readable(text: str) -> bool:
-    """Whether the command line can be given the threat; a box of radii cannot be written as text."""
-    try:
-        read_threat(text)
-    except InputError:
-        return False
-    return True

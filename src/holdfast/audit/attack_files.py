@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from holdfast.audit.files import save_arrays, write_whole
 from holdfast.errors import InputError, StorageError
+from holdfast.limits import parse_json, read_text
 
 RUN, PARTS, RESULTS, SUMMARY, PNG = "attack.json", "parts", "results.csv", "summary.json", "png"
 EXAMPLES = "examples.npz"
@@ -79,7 +80,7 @@ def open_folder(folder: Path, fingerprint: dict[str, Any], *, resume: bool) -> l
 
 def _check_same(path: Path, now: dict[str, Any]) -> None:
     try:
-        stored = dict(json.loads(path.read_text(encoding="utf-8")))
+        stored = dict(parse_json(read_text(path)))
     except FileNotFoundError as error:
         raise InputError(f"there is no run to resume in '{path.parent}': '{path.name}' is missing") from error
     except (OSError, ValueError, TypeError) as error:
@@ -155,4 +156,4 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=1, default=repr, allow_nan=False) + "\n"
+    return json.dumps(content, indent=1, sort_keys=True, default=repr, allow_nan=False) + "\n"

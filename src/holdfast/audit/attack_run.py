@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from rich.progress import Progress, TextColumn
 from torch import Tensor, nn
@@ -23,8 +22,9 @@ from holdfast.audit.attack_files import PNG, Found, join, open_folder, save_part
 from holdfast.audit.attack_png import save_pngs
 from holdfast.audit.attack_summary import summarize
 from holdfast.audit.hashes import hash_model, hash_tensors
-from holdfast.audit.inputs import exact_text, inputs_of, to_model, versions_of
+from holdfast.audit.inputs import exact_text, inputs_of, to_model, to_numpy, versions_of
 from holdfast.audit.options import check_options
+from holdfast.audit.stages import LEARNED
 from holdfast.bars import progress_bars
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
 from holdfast.data import Dataset
@@ -104,7 +104,10 @@ def attack_run(
     folder = Path(out)
     parts = open_folder(folder, fingerprint, resume=resume)
     search = partial(_in_threat, threat=threat) if threat else partial(_nearest, norm=str(goal))
-    find = partial(search, model, method=method, seed=seed, options=chosen)
+    given = dict(chosen)
+    if threat and "data" in get("attack", method).options:
+        given["data"] = to_model(model, x[:LEARNED], y[:LEARNED])[0]
+    find = partial(search, model, method=method, seed=seed, options=given)
     with progress_bars(progress, TextColumn("{task.fields[held]} not broken")) as bars:
         parts += _attack_rest(model, x, y, find, parts, folder, batch_size, bars, f"{method} {goal}")
     found = join(parts)
@@ -120,7 +123,7 @@ def attack_run(
         "hashes": hashes,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    save_results(folder, _array(to_model(model, x, y)[0]), _array(y), found, summary)
+    save_results(folder, to_numpy(to_model(model, x, y)[0]), to_numpy(y), found, summary)
     return AttackRun(found, summary, folder)
 
 
@@ -186,14 +189,14 @@ def _attack_rest(
         result, distance = find(x_part, y_part, index)
         prediction = check_logits(model, result.x_adv).argmax(1)
         part = Found(
-            index=_array(index),
-            x_adv=_array(result.x_adv),
-            success=_array(result.success),
+            index=to_numpy(index),
+            x_adv=to_numpy(result.x_adv),
+            success=to_numpy(result.success),
             by=np.array(result.by, dtype=np.str_),
-            prediction=_array(prediction),
-            distance=_array(distance),
-            gradients=_array(result.gradients),
-            queries=_array(result.queries),
+            prediction=to_numpy(prediction),
+            distance=to_numpy(distance),
+            gradients=to_numpy(result.gradients),
+            queries=to_numpy(result.queries),
             seconds=np.full(len(index), (time.perf_counter() - began) / len(index)),
         )
         save_part(folder, part)
@@ -201,9 +204,3 @@ def _attack_rest(
         held += int((~result.success).sum())
         bars.update(bar, advance=len(index), held=held)
     return parts
-
-
-def _array(tensor: Tensor) -> npt.NDArray[Any]:
-    """The same values in NumPy, which has no bfloat16; float32 holds them all."""
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from scipy.special import betaincinv
-
 from holdfast.attacks.trust import Indicator, Verdict, verdict
 from holdfast.audit.store import Example
+from holdfast.certify.confidence import clopper_pearson
 
-CONFIDENCE = 0.95
+DOUBTS = {"reliable": "", "suspicious": "the attack may be unreliable", "unreliable": "the attack is unreliable"}
+"""What a headline says of each verdict."""
+UNPROVABLE = "every certificate: "
+"""Begins the sentence in `Bracket.skipped` that says why nothing can be proved about the model at all."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +78,6 @@ class Level:
     def attacked_interval(self) -> tuple[float, float]:
         """Clopper-Pearson interval of the accuracy under attack."""
         return clopper_pearson(self.attacked, self.inputs)
-
-
-def clopper_pearson(count: int, total: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Exact interval of a probability after `count` hits in `total` draws (Clopper and Pearson, 1934).
-
-    It covers the truth at least as often as it says, unlike the normal and the Wilson interval.
-
-    >>> tuple(round(end, 3) for end in clopper_pearson(0, 10))
-    (0.0, 0.308)
-    """
-    tail = (1 - confidence) / 2
-    low = float(betaincinv(count, total - count + 1, tail)) if count else 0.0
-    high = float(betaincinv(count + 1, total - count, 1 - tail)) if count < total else 1.0
-    return low, high
 
 
 def level_of(records: Sequence[Record], threat: str, budget: float) -> Level:
@@ -181,10 +169,28 @@ class Bracket:
         return f"exactly {high}" if last.certified == last.attacked else f"between {low} and {high}"
 
     @property
+    def doubt(self) -> str:
+        """What is to be said about the attack; empty where there is no sign against it, or where it was not probed."""
+        return DOUBTS[self.verdict.level] if self.verdict else ""
+
+    @property
+    def unprovable(self) -> str:
+        """Why nothing can be proved about the model at all, in one sentence; empty where that was not found out."""
+        reasons = [text.removeprefix(UNPROVABLE) for text in self.skipped if text.startswith(UNPROVABLE)]
+        return reasons[0].partition(". ")[0].removesuffix(".") if reasons else ""
+
+    @property
+    def caveat(self) -> str:
+        """What the headline says where no certificate was run, with the reason if one holds for all of them."""
+        if self.proved:
+            return ""
+        return "no certificate was run" + (f": {self.unprovable}" if self.unprovable else "")
+
+    @property
     def headline(self) -> str:
         """The verdict in one sentence."""
-        end = "" if self.proved else "; no certificate was run"
-        return f"{_capital(self.answer)} of {self.inputs} inputs hold at {self.threat}{end}."
+        parts = [f"{_capital(self.answer)} of {self.inputs} inputs hold at {self.threat}", self.caveat, self.doubt]
+        return f"{'; '.join(filter(None, parts))}."
 
     def by(self, values: Sequence[str]) -> tuple[Group, ...]:
         """The groups that share a value, in the order of the values; `values` holds one for each record."""

@@ -4,8 +4,10 @@ import csv
 import io
 from html import escape
 
-from holdfast.audit.bracket import interval_text, percent
+from holdfast.audit.bracket import DOUBTS, interval_text, percent
+from holdfast.audit.commands import command
 from holdfast.audit.gallery import class_namer, state
+from holdfast.audit.markdown import code, fenced, plain
 from holdfast.audit.result import Audit
 
 COLUMNS = (
@@ -13,7 +15,12 @@ COLUMNS = (
     *("certified", "certified_by", "broken", "broken_by", "prediction_adv", "gap"),
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of one
-_BADGE = {"attacked": "#a34100", "certified": "#005a92", "name": "#3d4453"}  # apart for every kind of colour vision
+_BADGE = {
+    "attacked": "#a34100",
+    "certified": "#005a92",
+    "name": "#3d4453",
+    "doubt": "#7a1f2b",
+}  # apart for every kind of colour vision
 
 
 def to_csv(audit: Audit) -> str:
@@ -39,7 +46,7 @@ def _text(text: str) -> str:
 
 
 def badge(audit: Audit) -> str:
-    """SVG of one line: what is certified and what survives at the first threat."""
+    """SVG of one line: what is certified and what survives at the first threat, and any doubt about the attacks."""
     bracket = audit.brackets[0]
     last = bracket.levels[-1]
     certified = _whole(last.certified_accuracy) if bracket.proved else "not run"
@@ -48,6 +55,8 @@ def badge(audit: Audit) -> str:
         (f"certified {certified}", _BADGE["certified"]),
         (f"attacked {_whole(last.attacked_accuracy)}", _BADGE["attacked"]),
     ]
+    if audit.verdict is not None and DOUBTS[audit.verdict.level]:
+        parts.append((DOUBTS[audit.verdict.level], _BADGE["doubt"]))
     # Of common sans-serif faces at 11 px a letter takes 6.4 px on average; `textLength` fits the text to its box.
     widths = [6.4 * len(text) + 12 for text, _ in parts]
     total, x = sum(widths), 0.0
@@ -80,9 +89,9 @@ def model_card(audit: Audit) -> str:
     lines = [
         "## Adversarial robustness",
         "",
-        f"![{_plain(audit.headline)}](badge.svg)",
+        f"![{plain(audit.headline)}](badge.svg)",
         "",
-        f"**{_plain(audit.headline)}** Measured by Holdfast on {_plain(audit.data)}, {audit.inputs} inputs, from both",
+        f"**{plain(audit.headline)}** Measured by Holdfast on {plain(audit.data)}, {audit.inputs} inputs, from both",
         "sides: what is certified holds against every attack of the threat; what an attack broke does not hold.",
         "",
         "| threat | clean | certified (95 %) | under attack (95 %) | undecided |",
@@ -91,34 +100,26 @@ def model_card(audit: Audit) -> str:
     for bracket, level in zip(audit.brackets, last, strict=True):
         proved = f"{percent(level.certified_accuracy)} ({interval_text(level.certified_interval)})"
         lines.append(
-            f"| {_plain(bracket.threat)} | {percent(bracket.clean)} | {proved if bracket.proved else 'not run'} | "
+            f"| {plain(bracket.threat)} | {percent(bracket.clean)} | {proved if bracket.proved else 'not run'} | "
             f"{percent(level.attacked_accuracy)} ({interval_text(level.attacked_interval)}) | "
             f"{level.attacked - level.certified} |"
         )
     verdict = audit.verdict
-    trust = "not probed" if verdict is None else f"**{verdict.level}** ({_plain(verdict.reason)})"
+    trust = "not probed" if verdict is None else f"**{verdict.level}** ({plain(verdict.reason)})"
     lines += ["", f"- The attacks: {trust}."]
+    lines += [f"- {plain(note)}" for note in audit.notes]
     if audit.settings.get("alpha"):
         lines.append(f"- Each proof is wrong with probability {audit.settings['alpha']:g} at most.")
-    lines += [f"- Not done, {_plain(b.threat)}: {_plain(text)}" for b in audit.brackets for text in b.skipped]
+    lines += [f"- Not done, {plain(b.threat)}: {plain(text)}" for b in audit.brackets for text in b.skipped]
     versions = ", ".join(f"{key} {value}" for key, value in audit.versions.items())
-    lines += [f"- sha256 of the {key}: `{value}`" for key, value in audit.hashes.items()]
-    lines += [f"- {_plain(versions)}; {_plain(audit.created)}; {seconds:.0f} s of work."]
-    lines += ["", "To repeat it, with the same versions:", "", "```sh", _repeat(audit), "```", ""]
+    lines += [f"- sha256 of the {plain(key)}: {code(value)}" for key, value in audit.hashes.items()]
+    lines += [f"- {plain(versions)}; {plain(audit.created)}; {seconds:.0f} s of work."]
+    lines += ["", "To repeat it, with the same versions:", "", fenced(_repeat(audit)), ""]
     return "\n".join(lines)
 
 
 def _repeat(audit: Audit) -> str:
     """The command; MODEL stands for the file of the model."""
-    threats = " ".join(f"--threat {bracket.threat}" for bracket in audit.brackets)
-    known = {"budget": audit.settings.get("plan"), "seed": audit.settings.get("seed")}
-    options = "".join(f" --{key} {value}" for key, value in known.items() if value is not None)
-    data = audit.data.rpartition(" (")[0] or audit.data
-    return f"holdfast audit MODEL --data {data} {threats} --n {audit.inputs}{options}".replace("`", "'")
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown shows as it is: no markup, no end of a cell."""
-    for letter in "\\`*_[]<>|":
-        text = text.replace(letter, f"\\{letter}")
-    return " ".join(text.split())
+    known = {"n": audit.inputs, "budget": audit.settings.get("plan"), "seed": audit.settings.get("seed")}
+    options = [word for key, value in known.items() if value is not None for word in (f"--{key}", str(value))]
+    return command("audit", audit, [bracket.threat for bracket in audit.brackets], *options)

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import math
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from holdfast.bars import progress_bars
 from holdfast.checks import check_inputs, check_logits
 from holdfast.data import Dataset, load_data
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
+from holdfast.limits import parse_json, read_text, without_recursion
 from holdfast.models import load_model
 from holdfast.registry import get
 from holdfast.threats import Threat
@@ -143,11 +145,11 @@ def _read_run(folder: Path, name: str) -> Run:
             f"there is no training run in '{folder}': '{files.RECIPE}' is missing; "
             "give a folder that `holdfast train --out` wrote"
         )
-    way_out = f"Finish it: holdfast train {folder} --resume"
+    way_out = f"Finish it: {shlex.join(['holdfast', 'train', str(folder), '--resume'])}"
     if not (folder / files.MODEL).is_file():
         raise InputError(f"the run in '{folder}' is not finished: '{files.MODEL}' is missing. {way_out}")
     recipe = _table(folder / files.RECIPE, tomllib.loads)
-    about = _table(folder / files.RUN, json.loads)
+    about = _table(folder / files.RUN, parse_json)
     history = _history(folder / files.HISTORY)
     planned, done = recipe.get("epochs"), int(history[-1]["epoch"])
     # A run that was resumed for more epochs still has the old model; one with patience may end early.
@@ -164,7 +166,8 @@ def _read_run(folder: Path, name: str) -> Run:
 def _table(path: Path, read: Any) -> dict[str, Any]:
     """A TOML or JSON file whose top level is a table."""
     try:
-        table = read(path.read_text(encoding="utf-8"))
+        text = read_text(path)
+        table = without_recursion(lambda: read(text))
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(table, dict):
@@ -266,7 +269,7 @@ def _check_free(folder: Path, settings: Settings, keys: Sequence[str], *, force:
     if force or not found:
         return
     try:
-        body = json.loads((folder / FILES[0]).read_text(encoding="utf-8"))
+        body = parse_json(read_text(folder / FILES[0]))
         before = body["settings"]
         lost = [row["name"] for row in body["rows"] if row["key"] not in keys]
         changed = [key for key in settings if before.get(key) != settings[key]]
@@ -314,7 +317,7 @@ def _stored(store: Path | None, attacks: Mapping[str, object], inputs: int) -> B
     if store is None or not store.exists():
         return {method: [] for method in attacks}
     try:
-        by = json.loads(store.read_text(encoding="utf-8"))["by"]
+        by = parse_json(read_text(store))["by"]
         broken = {method: [str(name) for name in by[method]] for method in attacks}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _stale(store, f"{type(error).__name__}: {error}") from error

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
@@ -12,10 +11,11 @@ from typing import Any
 
 from rich.table import Table
 from rich.text import Text
-from scipy.special import ndtri
 
-from holdfast.audit.bracket import CONFIDENCE, interval_text, percent
+from holdfast.audit.bracket import interval_text, percent
+from holdfast.audit.markdown import plain
 from holdfast.audit.report import duration
+from holdfast.certify.confidence import clopper_pearson
 from holdfast.train.files import write_text
 
 JSON_VERSION = 1
@@ -54,25 +54,8 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the accuracy on all inputs of this kind."""
-        return wilson(self.right, self.inputs)
-
-
-def wilson(count: int, total: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Interval of a probability after `count` hits in `total` draws.
-
-    (k + z^2/2 -+ z sqrt(k (n - k) / n + z^2/4)) / (n + z^2); Wilson, "Probable inference, the law of succession, and
-    statistical inference", 1927.
-
-    >>> tuple(round(end, 4) for end in wilson(0, 10))
-    (0.0, 0.2775)
-    """
-    z = float(ndtri((1 + confidence) / 2))
-    middle, half = count + z * z / 2, z * math.sqrt(count * (total - count) / total + z * z / 4)
-    # Nothing and everything are the ends themselves; rounding would miss them.
-    low = (middle - half) / (total + z * z) if count else 0.0
-    high = (middle + half) / (total + z * z) if count < total else 1.0
-    return low, high
+        """Clopper and Pearson's 95 % interval of the accuracy on all inputs of this kind."""
+        return clopper_pearson(self.right, self.inputs)
 
 
 @dataclass(frozen=True)
@@ -139,7 +122,8 @@ class Comparison:
             }
             rows.append({**asdict(row), "scores": scores})
         about = {key: getattr(self, key) for key in ("data", "threat", "attack", "inputs", "settings")}
-        return json.dumps({"schema_version": JSON_VERSION, **about, "rows": rows}, indent=1, allow_nan=False) + "\n"
+        body = {"schema_version": JSON_VERSION, **about, "rows": rows}
+        return json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def save(self, folder: str | Path) -> Path:
         """Writes `compare.json`, `.csv`, `.md` and `.svg` into `folder`, replacing older ones; returns the folder."""
@@ -167,7 +151,7 @@ def _cells(row: Row) -> list[str]:
 
 def _about(comparison: Comparison) -> str:
     what = f"Accuracy on {comparison.inputs} test inputs of {comparison.data} at {comparison.threat}"
-    return f"{what}, with 95 % Wilson intervals"
+    return f"{what}, with 95 % Clopper-Pearson intervals"
 
 
 _GAP_TEXT = "Robust gap: highest minus last robust accuracy on the validation split, in points."
@@ -199,20 +183,20 @@ def _markdown(comparison: Comparison) -> str:
     for row in comparison.rows:
         scores = [f"{percent(score.accuracy)} ({interval_text(score.interval)})" for score in row.scores.values()]
         cells = [row.name, row.method, *scores, *_cells(row)]
-        lines.append([cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells])
+        lines.append([plain(cell) for cell in cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{_about(comparison)}.\n\n{table}\n\n{_GAP_TEXT}\n"
+    return f"{plain(_about(comparison))}.\n\n{table}\n\n{_GAP_TEXT}\n"
 
 
 def _csv(comparison: Comparison) -> str:
     text = io.StringIO(newline="")
-    plain = ("seconds", "images_per_second", "peak_memory_mb", "best_epoch", "epochs", "robust_gap")
+    figures = ("seconds", "images_per_second", "peak_memory_mb", "best_epoch", "epochs", "robust_gap")
     scores = [f"{name}{end}" for name in comparison.rows[0].scores for end in ("", "_low", "_high")]
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["name", "folder", "method", *scores, *plain])
+    table.writerow(["name", "folder", "method", *scores, *figures])
     for row in comparison.rows:
         values = [value for score in row.scores.values() for value in (score.accuracy, *score.interval)]
-        table.writerow([row.name, row.folder, row.method, *values, *(getattr(row, key) for key in plain)])
+        table.writerow([row.name, row.folder, row.method, *values, *(getattr(row, key) for key in figures)])
     return text.getvalue()
 
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.nature import Nature
 from holdfast.attacks.stages import untouched
 from holdfast.attacks.trust import THREATS, Indicator, indicators
 from holdfast.audit.files import save_arrays
+from holdfast.audit.inputs import to_numpy
 from holdfast.audit.store import Example, Outcome, Store
 from holdfast.certify import Smoothed
 from holdfast.errors import InputError, SoundnessError, StorageError
 from holdfast.explain import explain
+from holdfast.limits import parse_json
 from holdfast.threats import Threat
 
 PROBED = 64  # inputs that tell whether the attack can be trusted: a few seconds for a small network
@@ -24,19 +27,31 @@ EXPLAINED = 200  # pictures that say what decides: fifty gradients each
 
 
 def trust(
-    store: Store, bracket: int, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, broken: list[bool], *, seed: int
+    store: Store,
+    bracket: int,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    broken: list[bool],
+    *,
+    seed: int,
+    nature: Nature,
 ) -> tuple[Indicator, ...]:
-    """Signs that the attack failed for reasons of its own, on some inputs x, y; none for threats without probes.
+    """Signs that the attack failed for reasons of its own, on some inputs x, y.
 
-    `broken` says which of the inputs the attack broke.
+    For threats without probes there are those alone that the nature of the model gives away. `broken` says which of the
+    inputs the attack broke.
     """
     # The probes would count examples of a smoothed model that fresh noise does not confirm.
-    if threat.name not in THREATS or not len(x) or isinstance(model, Smoothed):
+    if not len(x) or isinstance(model, Smoothed):
         return ()
+    if threat.name not in THREATS:
+        return _signs(nature)
     stored = store.trust(bracket)
     if stored is not None:
         try:
-            return tuple(Indicator(**indicator) for indicator in json.loads(stored))
+            return tuple(Indicator(**indicator) for indicator in parse_json(stored, finite=False))
         except (ValueError, TypeError) as error:
             raise StorageError(
                 f"the audit store holds indicators that cannot be read ({error}); delete the file to start again"
@@ -47,6 +62,17 @@ def trust(
     text = json.dumps([asdict(indicator) for indicator in found])
     store.add_trust(bracket, text, inputs=len(x), seconds=time.perf_counter() - start)
     return found
+
+
+def _signs(nature: Nature) -> tuple[Indicator, ...]:
+    """What the nature of a model says about every attack on it; nothing for a model with useful gradients."""
+    found = []
+    if nature.gradients != "useful":
+        text = {"none": "the model has no gradient", "useless": "no step along the gradient raises the loss"}
+        found.append(Indicator("vanishing-gradients", True, 1.0, text[nature.gradients]))
+    if nature.random:
+        found.append(Indicator("stochastic", True, 1.0, "two passes over the same inputs differ"))
+    return tuple(found)
 
 
 def explained(
@@ -70,7 +96,7 @@ def explained(
         )
     except InputError:
         return examples
-    values = found.attribution.cpu().numpy()
+    values = to_numpy(found.attribution)
     return tuple(replace(example, attribution=values[i]) for i, example in enumerate(examples))
 
 

@@ -1,13 +1,15 @@
 """Saves an audit in a folder and reads it back. Files appear whole or not at all."""
 
-import json
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -17,10 +19,11 @@ from holdfast.audit.card import badge, model_card, to_csv
 from holdfast.audit.result import FIELDS, JSON_VERSION, Audit
 from holdfast.audit.store import Example
 from holdfast.errors import StorageError
+from holdfast.limits import parse_json, read_text, shortened
 
 REPORT, RESULT, EXAMPLES, PROGRESS = "report.html", "audit.json", "examples-{}.npz", "progress.json"
 TEXTS = {"results.csv": to_csv, "badge.svg": badge, "model-card.md": model_card}
-_OF_A_BRACKET = ("threat", "threats", "budgets", "valid_range", "seconds", "skipped", "proved")
+T = TypeVar("T")
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -90,7 +93,7 @@ def load_audit(folder: str | Path) -> Audit:
     """Reads an audit back from the folder that `Audit.save` or `audit(out=...)` wrote."""
     path = Path(folder) / RESULT
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = parse_json(read_text(path))
     except FileNotFoundError as error:
         raise StorageError(f"there is no finished audit in '{folder}': '{path}' is missing") from error
     except (OSError, ValueError) as error:
@@ -102,27 +105,73 @@ def load_audit(folder: str | Path) -> Audit:
         )
     try:
         values: dict[str, Any] = {key: body[key] for key in FIELDS}
-        values["classes"] = tuple(body["classes"])
-        values["groups"] = {name: tuple(column) for name, column in body["groups"].items()}
+        values["classes"] = _texts(body["classes"])
+        values["groups"] = {name: _texts(column) for name, column in body["groups"].items()}
         brackets = tuple(
             _bracket(part, Path(folder) / EXAMPLES.format(number)) for number, part in enumerate(body["brackets"])
         )
-    except (KeyError, TypeError, AttributeError) as error:
+        _check_whole(values, brackets)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StorageError(f"'{path}' is not a complete audit: {error}; run the audit again") from error
-    if not brackets:
-        raise StorageError(f"'{path}' is not a complete audit: it has no bracket; run the audit again")
     return Audit(**values, brackets=brackets)
 
 
 def _bracket(body: dict[str, Any], examples: Path) -> Bracket:
-    values: dict[str, Any] = {key: body[key] for key in _OF_A_BRACKET}
-    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    texts = {key: _texts(body[key]) for key in ("threats", "skipped")}
+    numbers = {key: tuple(_typed(value, float, key) for value in body[key]) for key in ("budgets", "valid_range")}
+    low, high = numbers["valid_range"]
+    growing = all(a < b for a, b in pairwise((0.0, *numbers["budgets"])))
+    if not (0 < len(texts["threats"]) == len(numbers["budgets"]) and growing and low < high):
+        raise ValueError("a bracket has not as many threats as growing budgets, or an empty range of inputs")
     return Bracket(
-        **values,
-        records=tuple(Record(**record) for record in body["records"]),
-        trust=tuple(Indicator(**indicator) for indicator in body["trust"]),
+        threat=_typed(body["threat"], str, "threat"),
+        threats=texts["threats"],
+        budgets=numbers["budgets"],
+        valid_range=(low, high),
+        seconds={step: _typed(seconds, float, "seconds") for step, seconds in body["seconds"].items()},
+        skipped=texts["skipped"],
+        proved=_typed(body["proved"], bool, "proved"),
+        records=tuple(_row(Record, record) for record in body["records"]),
+        trust=tuple(_row(Indicator, indicator) for indicator in body["trust"]),
         examples=_load_examples(examples),
     )
+
+
+def _check_whole(values: dict[str, Any], brackets: tuple[Bracket, ...]) -> None:
+    """Refuse what would fail when it is shown: no brackets, brackets of other inputs, tables that are none."""
+    if not brackets:
+        raise ValueError("it has no bracket")
+    if not all(0 < bracket.inputs == brackets[0].inputs for bracket in brackets):
+        raise ValueError("its brackets are not all of as many inputs, or of none")
+    for name, column in values["groups"].items():
+        if len(column) != brackets[0].inputs:
+            raise ValueError(f"the group column {shortened(name)} has not one value for each input")
+    for key in ("name", "data", "created"):
+        _typed(values[key], str, key)
+    for key in ("settings", "versions", "hashes"):
+        _typed(values[key], dict, key)
+    for step in values["settings"].get("steps", []):
+        _typed(step["stage"], str, "stage"), _typed(step["method"], str, "method")
+    _typed(values["settings"].get("alpha", 0.0), float, "alpha")
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(_typed(value, str, "a list of texts") for value in _typed(values, list, "a list of texts"))
+
+
+def _row(kind: type[T], values: dict[str, Any]) -> T:
+    """An instance of a dataclass of plain values, each of the type that the class says."""
+    for field in fields(kind):  # type: ignore[arg-type]
+        _typed(values[field.name], field.type, field.name)
+    return kind(**values)
+
+
+def _typed(value: Any, kind: Any, name: str) -> Any:
+    """The value, if it is of that kind; JSON writes 1.0 and 1 alike, and knows that true is no number."""
+    wanted = kind | int if isinstance(0.0, kind) else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"'{name}' is {shortened(value)}")
+    return value
 
 
 def _load_examples(path: Path) -> tuple[Example, ...]:
@@ -130,9 +179,9 @@ def _load_examples(path: Path) -> tuple[Example, ...]:
     if not path.exists():
         return ()
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             positions = [int(key[2:]) for key in arrays.files if key.startswith("x_")]
             found = {key: arrays[key] for key in arrays.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise StorageError(f"cannot read '{path}': {error}; delete it to go without pictures") from error
     return tuple(Example(p, found[f"x_{p}"], found.get(f"adv_{p}"), found.get(f"why_{p}")) for p in positions)

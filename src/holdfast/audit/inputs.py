@@ -2,7 +2,9 @@
 
 import platform
 from importlib.metadata import version
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +34,12 @@ def to_model(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """x and y on the device of the model, x in its dtype; other than float inputs are left for the checks to refuse."""
     like = next((p for p in model.parameters() if p.is_floating_point()), x)
     return (x.to(like) if x.is_floating_point() else x), y.to(like.device)
+
+
+def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    """The same values in NumPy, which has no bfloat16; float32 holds them all."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def exact_text(threat: Threat) -> str:

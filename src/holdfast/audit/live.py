@@ -46,4 +46,4 @@ class Live:
         nothing = {"step": "", "done": 0, "total": 0, "seconds": 0.0, "error": None, "brackets": []}
         body = {"state": state, **self._about, "updated": now, **nothing, **values}
         with suppress(OSError):  # a full disk stops the run where results are stored, not where they are shown
-            write_whole(self._path, lambda file: file.write(json.dumps(body).encode()))
+            write_whole(self._path, lambda file: file.write(json.dumps(body, sort_keys=True).encode()))

@@ -8,8 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from holdfast.errors import InputError, did_you_mean
 
-# The front door sets these itself: `chunk` is its own option there, and `goal` is the threat's budget.
-_NOT_FOR_USERS = frozenset({"noise", "chunk", "goal"})
+# Set by the caller: `chunk` is an option of the front door, `goal` is the threat's budget, `data` are the inputs.
+_NOT_FOR_USERS = frozenset({"noise", "chunk", "goal", "data"})
 
 
 def check_options(

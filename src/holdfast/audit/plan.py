@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from holdfast.attacks import attack as run_attack
+from holdfast.attacks.nature import Nature
 from holdfast.certify import certify as run_certify
 from holdfast.errors import InputError, UnsupportedError
-from holdfast.registry import get
+from holdfast.registry import get, methods
 from holdfast.threats import Threat
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_OURS = ("model", "x", "y", "threat", "method", "seed", "index", "sound")
+_OURS = ("model", "x", "y", "threat", "method", "seed", "index", "sound", "data")
 LARGEST = 100_000  # hidden values of a network up to which linear bounds pay: about a quarter of a minute per input
 SMALL = 5_000  # hidden values at which they take a hundred inputs at a time; fewer for larger networks, for the memory
 HURRIED = 25  # most inputs at a time where time is short: the clock is looked at between batches
@@ -56,8 +57,8 @@ class Step:
         return min(self.batch or 100, max(1, int(100 * (SMALL / max(hidden, 1)) ** 2)))
 
     def to_dict(self) -> dict[str, Any]:
-        """For files."""
-        return {"stage": self.stage, "method": self.method, "options": dict(self.options)}
+        """For files; options in one order, so that the same plan gives the same bytes."""
+        return {"stage": self.stage, "method": self.method, "options": dict(sorted(self.options.items()))}
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,48 @@ PLANS = {
     "standard": Plan("standard", _FULL, finer=2),
     "thorough": Plan("thorough", (*_FULL, *_COSTLY), finer=4),
 }
+# Attacks on a model that draws random numbers: those that average over draws, of each plan.
+_EOT = Step("attack", "eot-pgd")
+_LONG_EOT = Step("attack", "eot-pgd", {"average": "outputs", "steps": 40, "restarts": 2, "momentum": 0.75})
+_PIXELS = Step("attack", "cascade", threats=("patch", "sparse"))
+_BY_DRAWS: dict[str, tuple[Step, ...]] = {
+    "quick": (
+        Step("attack", "eot-fgsm", {"samples": 10}),
+        Step("attack", "eot-pgd", {"samples": 10, "steps": 10}),
+        _PIXELS,
+    ),
+    "standard": (_EOT, _LONG_EOT, _PIXELS),
+    "thorough": (_EOT, _LONG_EOT, _PIXELS, Step("attack", "autoattack", {"version": "rand"})),
+}
+# Attacks on a model without gradients: a stand-in, which is cheap, then more and more queries.
+_BY_QUERIES: dict[str, tuple[Step, ...]] = {
+    "quick": (
+        Step("attack", "substitute", {"rounds": 2}),
+        Step("attack", "square", {"queries": 500}),
+        Step("attack", "sparse-rs", {"queries": 300}),
+        Step("attack", "hopskipjump", {"queries": 1000}),
+    ),
+    "standard": (
+        Step("attack", "substitute"),
+        Step("attack", "square", {"queries": 2000}),
+        Step("attack", "sparse-rs", {"queries": 1000}),
+        Step("attack", "spsa", {"steps": 30, "samples": 64}),
+        Step("attack", "hopskipjump", {"queries": 5000}),
+    ),
+    "thorough": (
+        Step("attack", "substitute", {"rounds": 8}),
+        Step("attack", "square"),
+        Step("attack", "sparse-rs"),
+        Step("attack", "spsa"),
+        Step("attack", "hopskipjump", {"queries": 20_000}),
+    ),
+}
 
 
 def make_plan(
     budget: str | float,
     *,
+    nature: Nature = Nature(),  # noqa: B008  (frozen)
     attack: str | None = None,
     certify: str | None = "auto",
     attack_options: Mapping[str, Any] | None = None,
@@ -128,8 +166,12 @@ def make_plan(
 ) -> Plan:
     """The plan of that name, or the thorough one with a time limit; a method that is named takes the place of its own.
 
+    A model that draws random numbers gets attacks that average over draws, and no certificate; a model without
+    gradients gets attacks by queries; one with useless gradients gets some of these beside the others.
+
     Args:
         budget: "quick", "standard", "thorough", a time such as "90s", "10m" or "1.5h", or seconds.
+        nature: of the model.
         attack: run this attack alone; None takes those of the plan.
         certify: run this certificate alone; "auto" takes those of the plan, None runs none.
         attack_options: of the attack, which is "cascade" alone if none is named.
@@ -140,17 +182,67 @@ def make_plan(
     """
     seconds = None if isinstance(budget, str) and budget in PLANS else _seconds(budget)
     plan = PLANS[str(budget)] if seconds is None else PLANS["thorough"]
-    proofs = [step for step in plan.steps if step.stage == "certify"]
-    attacks = [step for step in plan.steps if step.stage == "attack"]
+    fitting = _for_nature(plan, nature)
+    proofs = [step for step in fitting if step.stage == "certify"]
+    attacks = [step for step in fitting if step.stage == "attack"]
     alone = (attack is not None or bool(attack_options), certify != "auto" or bool(certify_options))
     if alone[0]:
         attacks = [Step("attack", attack or "cascade", dict(attack_options or {}))]
+        _check_nature(attacks[0], nature)
     if alone[1]:
+        if nature.random and certify is not None:
+            raise UnsupportedError(
+                f"certify='{certify}' cannot be run: {NO_PROOF}. certify=None runs the attacks alone."
+            )
         proofs = [] if certify is None else [Step("certify", certify, dict(certify_options or {}), fine=True)]
     # An attack that is named comes after the cheap certificates, which it tests, and before the others.
     first = len(proofs) if alone[1] else len(_PROOFS)
-    steps = (*proofs[:first], *attacks, *proofs[first:]) if any(alone) else plan.steps
+    steps = (*proofs[:first], *attacks, *proofs[first:]) if any(alone) else fitting
     return Plan(str(budget), steps, plan.finer, seconds)
+
+
+NO_PROOF = (
+    "the model draws random numbers, and a proof speaks of a function, which gives one answer to one input; "
+    "hf.Smoothed makes one of a model without randomness of its own"
+)
+
+
+def _for_nature(plan: Plan, nature: Nature) -> tuple[Step, ...]:
+    """The steps of a plan, with the attacks that such a model needs."""
+    if nature.random and nature.gradients == "none":
+        return (Step("attack", "cascade"),)
+    if nature.random:
+        more = (Step("attack", "cascade", threats=_BALLS),) if nature.gradients == "useless" else ()
+        return (*_BY_DRAWS[plan.name], *more)
+    if nature.gradients == "useful":
+        return plan.steps
+    queries = _BY_QUERIES[plan.name]
+    if nature.gradients == "none":
+        proofs = [step for step in plan.steps if step.stage == "certify"]
+        return (*proofs[: len(_PROOFS)], *queries, *proofs[len(_PROOFS) :])
+    # The cascade is slow where gradients vanish: the stand-in comes before it, and a quick plan goes without.
+    first = next(i for i, step in enumerate(plan.steps) if step.method == "cascade")
+    if plan.name == "quick":
+        return (*plan.steps[:first], *queries)
+    chosen = {step.method: step for step in queries}
+    return (*plan.steps[:first], chosen["substitute"], *plan.steps[first:], chosen["hopskipjump"])
+
+
+def _check_nature(step: Step, nature: Nature) -> None:
+    """Refuse an attack that cannot work on such a model."""
+    entry = get("attack", step.method)
+    if nature.random and not entry.stochastic:
+        fitting = ", ".join(m.name for m in methods("attack") if m.stochastic)
+        raise InputError(
+            f"the model draws random numbers: two passes over the same inputs differ, and '{step.method}' cannot tell "
+            f"luck from an attack. Leave attack= away, or give one that averages over draws: {fitting}."
+        )
+    if nature.gradients == "none" and entry.gradients == "needed":
+        fitting = ", ".join(m.name for m in methods("attack") if m.gradients != "needed")
+        raise InputError(
+            f"the model's answer has no gradient with respect to its input, and '{step.method}' needs one. Leave "
+            f"attack= away, or give one that needs none: {fitting}."
+        )
 
 
 def check_plan(plan: Plan, threat: Threat, *, named: set[str]) -> None:

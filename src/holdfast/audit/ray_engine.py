@@ -46,7 +46,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
         import ray
     except ImportError as error:
         raise UnsupportedError(
-            "the engine 'ray' needs Ray; run `pip install holdfast[ray]`, or leave the engine out"
+            "the engine 'ray' needs Ray; run `pip install 'holdfast[ray]'`, or leave the engine out"
         ) from error
     if workers is not None and workers < 1:
         raise InputError(f"workers must be at least 1, got {workers}")

@@ -97,7 +97,7 @@ def _report(audit: Audit) -> dict[str, Any]:
 
 def _run(audit: Audit) -> dict[str, Any]:
     """What was run."""
-    settings = {key: value for key, value in audit.settings.items() if key != "steps"}
+    settings = {key: value for key, value in audit.settings.items() if key not in ("steps", "notes")}
     several = len(audit.brackets) > 1
     decided: Counter[str] = Counter()
     for bracket in audit.brackets:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Group as Lines
 from rich.table import Table
+from rich.text import Text
 
 from holdfast.attacks.trust import Indicator, Verdict
 from holdfast.audit.bracket import Bracket, Level, Record, interval_text, percent
@@ -109,7 +110,10 @@ class Audit:
         """The answer in one sentence."""
         if len(self.brackets) == 1:
             return self.brackets[0].headline
-        answers = [f"{bracket.answer} at {bracket.threat}" for bracket in self.brackets]
+        doubts = [f" ({bracket.doubt})" if bracket.doubt else "" for bracket in self.brackets]
+        answers = [f"{b.answer} at {b.threat}{doubt}" for b, doubt in zip(self.brackets, doubts, strict=True)]
+        caveats = {bracket.caveat for bracket in self.brackets}
+        answers += [caveat for caveat in caveats if caveat and len(caveats) == 1]
         return f"Of {self.inputs} inputs hold: {'; '.join(answers)}."
 
     @property
@@ -125,9 +129,14 @@ class Audit:
             else Verdict(worst.level, f"{threat}: {worst.reason}")
         )
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of the model, a few sentences each: that it is random, or has no gradients."""
+        return tuple(self.settings.get("notes", ()))
+
     def table(self) -> Lines:
         """The brackets for the terminal."""
-        return Lines(*(self._table(bracket) for bracket in self.brackets))
+        return Lines(*(self._table(bracket) for bracket in self.brackets), *map(Text, self.notes))
 
     def _table(self, bracket: Bracket) -> Table:
         caption = f"{self.name} on {self.data}; 95 % Clopper-Pearson intervals"

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.nature import Nature
 from holdfast.audit import evidence, stages
 from holdfast.audit.bracket import Bracket, Record
+from holdfast.audit.inputs import to_numpy
 from holdfast.audit.live import Live
 from holdfast.audit.plan import LARGEST, Plan, Step
 from holdfast.audit.stages import Job, Side
@@ -39,7 +41,8 @@ class Rounds:
     def all(self, job: Job, named: set[str]) -> tuple[Bracket, ...]:
         """Runs what there is time for; one bracket for each threat."""
         self.inputs = len(job.x)
-        self.hidden = hidden_values(job.model, job.take(torch.tensor([0]))[0])
+        if any(step.square for step in self.plan.steps):
+            self.hidden = hidden_values(job.model, job.take(torch.tensor([0]))[0])
         clean = stages.classify(job, self.sides[0])
         right = [position for position, outcome in clean.items() if outcome.passed]
         self.right = tuple(right)
@@ -90,9 +93,8 @@ class Rounds:
         probed = torch.tensor(right[: evidence.PROBED], dtype=torch.long)
         broken = [position in side.broken for position in probed.tolist()]
         self.show("trust", 0, len(probed))
-        trust = evidence.trust(
-            job.store, side.number, job.model, *job.take(probed), side.threat.select(probed), broken, seed=job.seed
-        )
+        task = (*job.take(probed), side.threat.select(probed))
+        trust = evidence.trust(job.store, side.number, job.model, *task, broken, seed=job.seed, nature=job.nature)
         shown = slice(side.finer - 1, None, side.finer)
         return Bracket(
             threat=str(side.threat),
@@ -158,7 +160,8 @@ def _examples(job: Job, side: Side, clean: Mapping[int, Outcome]) -> tuple[Examp
     broken = job.store.examples(side.number, order[:GALLERY])
     known = broken[: evidence.EXPLAINED]
     index = torch.tensor([example.position for example in known], dtype=torch.long)
-    known = evidence.explained(job.model, *job.take(index), side.threat, known)
+    if job.nature == Nature():
+        known = evidence.explained(job.model, *job.take(index), side.threat, known)
     held = [position for position in clean if position not in side.broken][: GALLERY - len(broken)]
-    rest = tuple(Example(position, job.x[position].cpu().numpy()) for position in held)
+    rest = tuple(Example(position, to_numpy(job.x[position])) for position in held)
     return (*known, *broken[evidence.EXPLAINED :], *rest)

@@ -11,28 +11,31 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from holdfast.audit.bracket import Bracket
+from holdfast.attacks.eot import seeded
+from holdfast.attacks.nature import Nature, nature_of
+from holdfast.audit.bracket import UNPROVABLE, Bracket
 from holdfast.audit.engine import Engine, local
 from holdfast.audit.files import remove_leftovers, save_audit
 from holdfast.audit.hashes import hash_model, hash_tensors
 from holdfast.audit.inputs import exact_text, inputs_of, to_model, versions_of
 from holdfast.audit.live import Live
-from holdfast.audit.plan import HURRIED, Plan, check_plan, make_plan
+from holdfast.audit.plan import HURRIED, NO_PROOF, Plan, check_plan, make_plan
 from holdfast.audit.result import Audit
 from holdfast.audit.rounds import Rounds
 from holdfast.audit.stages import Job, Side
 from holdfast.audit.store import Store
 from holdfast.bars import progress_bars
 from holdfast.certify import Smoothed
-from holdfast.checks import check_inputs, check_labels, check_task
+from holdfast.checks import check_inputs, check_labels, check_precision, check_task
 from holdfast.data import Dataset
-from holdfast.errors import InputError
+from holdfast.errors import InputError, UnsupportedError
 from holdfast.registry import get
 from holdfast.threats import L1, L2, Linf, Threat
 from holdfast.threats import threat as read_threat
 
 STORE = "audit.sqlite"
 ALPHA, COPIES = 0.001, 50  # of a model that the audit smooths by itself: of each proof, and in each look
+DRAWS = 100  # passes that make up one prediction of a model that draws random numbers
 SAMPLES = {"quick": 1_000, "standard": 10_000, "thorough": 100_000}  # most of each input, to prove something
 
 
@@ -61,7 +64,8 @@ def audit(
     """Clean, attacked and certified accuracy over a range of budgets, per input and overall.
 
     The attack also runs on inputs that are already certified: should it break one, the audit stops with a
-    `SoundnessError` and keeps the evidence. docs/audit.md explains the report and the files.
+    `SoundnessError` and keeps the evidence. A model that draws random numbers, or whose gradients are missing or
+    useless, is found out and gets the attacks that work on it. docs/audit.md explains the report and the files.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode. Batches are moved to its device and dtype.
@@ -104,21 +108,34 @@ def audit(
             f"certify='{certify}' proves something about a smoothed classifier, and an attack on the model itself "
             "does not test it; audit hf.Smoothed(model, sigma), with certify='smoothing'"
         )
-    if isinstance(model, Smoothed):  # nothing else proves anything about it, and each look costs many passes
-        certify, attack = "smoothing" if certify == "auto" else certify, attack or "pgd"
     threats = _threats(threat)
     label, classes, x, y = inputs_of(data, split, n)
-    plan = make_plan(
-        budget, attack=attack, certify=certify, attack_options=attack_options, certify_options=certify_options
-    )
-    named = {method for method in (attack, certify) if method is not None}
+    first = to_model(model, x[:batch_size], y[:batch_size])
+    unprovable = _unprovable(first[0], certify)
     for one in threats:
-        logits = check_task(model, *to_model(model, x[:batch_size], y[:batch_size]), one)
+        with seeded(seed, first[0].device):  # what the model draws is put back
+            logits = check_task(model, *first, one)
         check_inputs(x, one.low, one.high)
         if one.budget <= 0:
             raise InputError(f"the threat '{one}' allows no change at all; give a budget above zero")
-        check_plan(plan, one, named=named)
     check_labels(y, len(x), logits.shape[1])
+    nature = _nature(model, first[0], threats[0])
+    if isinstance(model, Smoothed):  # nothing else proves anything about it, and each look costs many passes
+        certify = "smoothing" if certify == "auto" else certify
+        attack = attack or ("square" if nature.gradients == "none" else "pgd")
+    plan = make_plan(
+        budget,
+        nature=nature,
+        attack=attack,
+        certify=certify,
+        attack_options=attack_options,
+        certify_options=certify_options,
+    )
+    if unprovable:
+        plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage == "attack"))
+    named = {method for method in (attack, certify) if method is not None}
+    for one in threats:
+        check_plan(plan, one, named=named)
     columns = _columns(groups or {}, len(x))
     settings = {
         "plan": plan.name,
@@ -126,6 +143,7 @@ def audit(
         "n": len(x),
         "budgets": budgets,
         "seed": seed,
+        **_about(nature),
     }
     alpha = _alpha(model, plan)
     if alpha:
@@ -137,16 +155,26 @@ def audit(
     folder = None if out is None else Path(out)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     called = name or type(model).__name__
-    with Store(folder and folder / STORE, fingerprint, created=started) as store, progress_bars(progress) as bars:
+    with (
+        Store(folder and folder / STORE, fingerprint, created=started) as store,
+        progress_bars(progress) as bars,
+        seeded(seed, first[0].device),
+    ):
         live = Live(folder, {"name": called, "data": label, "created": store.created})
         sides = tuple(_side(i, one, budgets, plan.finer) for i, one in enumerate(threats))
+        for side in sides:
+            side.skipped.extend([f"certify: {NO_PROOF}"] if nature.random and certify is not None else [])
+        for side in sides if unprovable else ():
+            side.skipped.append(UNPROVABLE + unprovable)
         run = Rounds(sides, plan, live, store, time.perf_counter() - store.wall())
         most = batch_size if plan.seconds is None else min(batch_size, HURRIED)
-        job = Job(model, x, y, store, run_on, bars, run.show, seed, most, folder, alpha)
+        job = Job(
+            model, x, y, store, run_on, bars, run.show, seed, most, folder, alpha, nature, settings.get("draws", 0)
+        )
         try:
             brackets = run.all(job, named)
-            unproved = [side for side in sides if certify == "auto" and not side.tried and plan.seconds is None]
-            for side in unproved:
+            smoothable = certify == "auto" and plan.seconds is None and not nature.random and not unprovable
+            for side in [side for side in sides if smoothable and not side.tried]:
                 if isinstance(side.threat, L2) and not isinstance(model, Smoothed):
                     brackets += (_smoothed(job, side, side.threat, plan.name, budgets, called),)
                     settings["alpha"] = ALPHA
@@ -177,12 +205,13 @@ def _smoothed(job: Job, side: Side, threat: L2, plan: str, budgets: int, name: s
     Noise of half the budget: proofs by so many samples reach about three times the noise.
     """
     model = Smoothed(job.model, threat.eps / 2, n=COPIES, alpha=ALPHA, seed=job.seed).eval()
+    by_queries = job.nature.gradients == "none"
     result = audit(
         *(model, (job.x, job.y), threat),
         budget=plan,
         n=len(job.x),
         budgets=budgets,
-        attack_options={"steps": 10},
+        attack_options={"queries": 100} if by_queries else {"steps": 10},
         certify_options={"n": SAMPLES[plan]},
         out=job.folder and job.folder / f"smoothed-{side.number}",
         seed=job.seed,
@@ -193,6 +222,56 @@ def _smoothed(job: Job, side: Side, threat: L2, plan: str, budgets: int, name: s
     )
     (bracket,) = result.brackets
     return replace(bracket, threat=f"{threat}, smoothed with noise {model.sigma:g}")
+
+
+def _nature(model: nn.Module, x: Tensor, threat: Threat) -> Nature:
+    """What is known of the model; of a smoothed one, which is a function, what is known of the model inside."""
+    if not isinstance(model, Smoothed):
+        return nature_of(model, x, low=threat.low, high=threat.high)
+    inside = nature_of(model.model, x, low=threat.low, high=threat.high)
+    if inside.random:
+        raise InputError(
+            "the model inside hf.Smoothed draws random numbers of its own: the votes are not those of a function, and "
+            "nothing can be proved of them. Audit the model itself, or smooth it without its own randomness."
+        )
+    return inside if inside.gradients == "none" else Nature()
+
+
+def _about(nature: Nature) -> dict[str, Any]:
+    """Settings that follow from the nature of the model, with sentences for the reader; none for most models."""
+    about: dict[str, Any] = {}
+    notes = []
+    if nature.random:
+        about["draws"] = DRAWS
+        notes.append(
+            f"The model draws random numbers. Its prediction is the class of largest mean softmax over {DRAWS} draws, "
+            "which follow from the seed. An input is broken if an example is misclassified in that prediction, with "
+            "draws that the attack has not seen. The attacks average over draws."
+        )
+    if nature.gradients == "none":
+        notes.append(
+            "The model has no gradient with respect to its input. It was attacked by queries and by examples of a "
+            "stand-in; with gradients, more might break."
+        )
+    if nature.gradients == "useless":
+        notes.append(
+            "The gradients of the model lead nowhere: they vanish, or no step along them raises the loss. Attacks "
+            "without gradients were run beside the others; more might break."
+        )
+    if notes:
+        about |= {"gradients": nature.gradients, "notes": notes}
+    return about
+
+
+def _unprovable(x: Tensor, certify: str | None) -> str:
+    """Why no certificate fits a model of inputs like x; empty if one may, or none is asked for. Refuses a named one."""
+    try:
+        check_precision(x)
+    except UnsupportedError as error:
+        if certify not in (None, "auto"):
+            raise UnsupportedError(f"{error} An audit with certify=None runs the attacks only.") from error
+        return "" if certify is None else str(error)
+    return ""
 
 
 def _threats(threat: Threat | str | Sequence[Threat | str]) -> tuple[Threat, ...]:

@@ -3,6 +3,9 @@
 Budgets are nested, which saves work and keeps the answers consistent: a proof at a larger budget also counts at the
 smaller ones, an example found at a smaller budget also counts at the larger ones. Each step works on the budgets that
 those before it left open. The first attack also looks at what is certified: it is the test of the certificate.
+
+No step looks twice at one level of one input: what it looked at bounds where it looks next, whatever the store says was
+found there. So every search ends.
 """
 
 import math
@@ -16,17 +19,20 @@ import torch
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from holdfast.attacks.nature import Nature
 from holdfast.audit.engine import Engine
 from holdfast.audit.evidence import unsound
 from holdfast.audit.inputs import to_model
 from holdfast.audit.plan import Step
 from holdfast.audit.store import Key, Outcome, Store
 from holdfast.audit.tasks import Found, Stage, Task
-from holdfast.errors import SoundnessError
+from holdfast.errors import SoundnessError, StorageError
 from holdfast.registry import get
 from holdfast.threats import Threat
 
+LEARNED = 250  # inputs that an attack may learn from: a few seconds for a small network
 PROBE = 50  # inputs that tell whether the largest level is worth being tried first
+_WAY_OUT = "It was changed after it was written: restore it from a copy, or delete the file to start again."
 _LAST_DIGITS = 1e-6  # of a size: below that, an example and a radius do not contradict each other
 
 
@@ -96,6 +102,8 @@ class Job:
         seed: of the attacks.  batch_size: inputs worked on, and stored, at a time.
         folder: that of the run, or None if the user keeps none.
         alpha: probability that a proof is wrong, where it is not zero.
+        nature: what is known of the model.
+        draws: passes that make up one prediction of a model that draws random numbers; 0 for any other.
     """
 
     model: nn.Module
@@ -109,6 +117,8 @@ class Job:
     batch_size: int
     folder: Path | None
     alpha: float | None = None
+    nature: Nature = Nature()  # noqa: RUF009  (frozen)
+    draws: int = 0
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels at these positions, where the model is and in its dtype."""
@@ -149,7 +159,8 @@ class Job:
             done += len(found.outcomes)
             self.bars.advance(bar, len(found.outcomes))
             self.show(text, done, len(wanted))
-        return self.store.outcomes(key)
+        after = self.store.outcomes(key)
+        return {position: after[position] for position in wanted if position in after}
 
     def _unsound(self, side: Side, position: int, found: Found) -> SoundnessError:
         proof, outcome = side.proved[position], side.broken[position]
@@ -160,16 +171,27 @@ class Job:
     def _task(self, stage: Stage, step: Step | None, side: Side, level: int, index: Tensor) -> Task:
         x, y = self.take(index)
         if step is None:
-            return Task(stage, "", {}, self.seed, None, index, x, y)
+            return Task(stage, "", {}, self.seed, None, index, x, y, draws=self.draws)
         samples = stage == "certify" and "radii" in get("certify", step.method).options
         radii = side.sizes[: level - 1] if samples else ()
-        threat = side.levels[level - 1].select(index)
-        return Task(stage, step.method, step.options, self.seed, threat, index, x, y, side.sizes[level - 1], radii)
+        threat, options = side.levels[level - 1].select(index), dict(step.options)
+        if stage == "attack" and "data" in get("attack", step.method).options:
+            options["data"] = self.take(torch.arange(min(LEARNED, len(self.x))))[0]
+        size = side.sizes[level - 1]
+        return Task(stage, step.method, options, self.seed, threat, index, x, y, size, radii, self.draws)
 
 
 def classify(job: Job, side: Side) -> dict[int, Outcome]:
     """What the model says to the unchanged inputs, by position."""
-    return job.run(Key(0, 0, 0), "clean", "clean", None, side, list(range(len(job.x))), math.inf)
+    found = job.run(Key(0, 0, 0), "clean", "clean", None, side, list(range(len(job.x))), math.inf)
+    for position, label in enumerate(job.y.tolist()):
+        outcome = found[position]
+        if outcome.passed != (outcome.prediction == label):
+            raise StorageError(
+                f"the audit store contradicts itself: input {position} of class {label} is said to be classified "
+                f"{'right' if outcome.passed else 'wrong'}, as class {outcome.prediction}. {_WAY_OUT}"
+            )
+    return found
 
 
 def certify(job: Job, side: Side, number: int, step: Step, right: list[int], until: float = math.inf) -> int:
@@ -185,13 +207,14 @@ def certify(job: Job, side: Side, number: int, step: Step, right: list[int], unt
     grid = side.sizes[every - 1 :: every]
     top = len(grid)
     leap = None if not (once or step.fine) else once
+    passed: dict[int, int] = {}
     failed: dict[int, int] = {}
     late: set[int] = set()
     while True:
         groups: dict[int, list[int]] = {}
         for position in right:
             low, high = side.within(grid, position)
-            high = min(high, failed.get(position, high))
+            low, high = max(low, passed.get(position, low)), min(high, failed.get(position, high))
             if low + 1 >= high or position in late:
                 continue
             first = high == top + 1 and (leap or (leap is None and len(groups.get(top, ())) < PROBE))
@@ -201,7 +224,9 @@ def certify(job: Job, side: Side, number: int, step: Step, right: list[int], unt
         if not groups and leap is not None:
             return len(late)
         for level, outcome in _look(job, side, number, step, groups, every, until, late):
-            if not outcome.passed:
+            if outcome.passed:
+                passed[outcome.position] = level
+            else:
                 failed[outcome.position] = 0 if once else level
         if leap is None:
             tried = groups.get(top, [])
@@ -220,12 +245,13 @@ def attack(
     shown = side.sizes[side.finer - 1 :: side.finer]
     top = len(shown)
     held: dict[int, int] = {}
+    fell: dict[int, int] = {}
     late: set[int] = set()
     while True:
         groups: dict[int, list[int]] = {}
         for position in right:
             proved, high = side.within(shown, position)
-            low = max(held.get(position, 0), proved - test)
+            low, high = max(held.get(position, 0), proved - test), min(high, fell.get(position, high))
             if low + 1 < high and position not in late:
                 level = top if high == top + 1 else (low + high) // 2
                 groups.setdefault(level, []).append(position)
@@ -234,6 +260,8 @@ def attack(
         for level, outcome in _look(job, side, number, step, groups, side.finer, until, late):
             if outcome.passed:
                 held[outcome.position] = level
+            else:
+                fell[outcome.position] = level
 
 
 def _look(
@@ -256,5 +284,31 @@ def _look(
         late.update(position for position in group if position not in outcomes)
         for position in group:
             if position in outcomes:
+                check_stored(step.stage, outcomes[position], side, key)
                 side.note(step.stage, outcomes[position])
+                if side.contradicted(position):
+                    raise _contradiction(side, position)
                 yield level, outcomes[position]
+
+
+def check_stored(stage: Stage, outcome: Outcome, side: Side, key: Key) -> None:
+    """Refuse an outcome that does not fit the level it is stored at: no step writes such a one."""
+    size, budget = outcome.size, side.sizes[key.level - 1]
+    if stage == "certify":
+        right, text = not outcome.passed or (size is not None and size >= budget), "proved, but only up to"
+    else:
+        right, text = outcome.passed or (size is not None and size <= budget), "broken, but by an example of size"
+    if not right:
+        raise StorageError(
+            f"the audit store contradicts itself: at {side.levels[key.level - 1]} input {outcome.position} is "
+            f"{text} {size}. {_WAY_OUT}"
+        )
+
+
+def _contradiction(side: Side, position: int) -> StorageError:
+    """A fresh outcome is compared with what is known before it is stored, so one of these two was stored before."""
+    (radius, certificate), outcome = side.proved[position], side.broken[position]
+    return StorageError(
+        f"the audit store contradicts itself: input {position} is certified by '{certificate}' up to {radius:.6g} and "
+        f"broken by '{outcome.by}' with an example of size {outcome.size:.6g}. {_WAY_OUT}"
+    )

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks import attack as run_attack
+from holdfast.attacks.eot import mean_prediction, seeded
+from holdfast.audit.inputs import to_numpy
 from holdfast.audit.store import Example, Outcome
 from holdfast.certify import Smoothed
 from holdfast.certify import certify as run_certify
@@ -34,6 +36,7 @@ class Task:
         radii: smaller budgets that a certificate which samples settles at once.
         index: (B,) int64, positions of the inputs in the data.
         x, y: inputs (B, ...) and labels (B,), where the model is and in its dtype.
+        draws: passes that make up one prediction of a model that draws random numbers; 0 for any other.
     """
 
     stage: Stage
@@ -46,6 +49,7 @@ class Task:
     y: Tensor
     size: float = 0.0
     radii: tuple[float, ...] = ()
+    draws: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +64,14 @@ class Found:
 def work(model: nn.Module, task: Task) -> Found:
     """Does the task."""
     started = time.perf_counter()
-    outcomes, examples = {"clean": _classify, "certify": _certify, "attack": _attack}[task.stage](model, task)
+    with seeded(task.seed + int(task.index[0]), task.x.device):  # whatever a random model draws follows from the task
+        outcomes, examples = {"clean": _classify, "certify": _certify, "attack": _attack}[task.stage](model, task)
     return Found(tuple(outcomes), tuple(examples), time.perf_counter() - started)
 
 
 def _classify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]:
     try:
-        prediction = check_logits(model, task.x).argmax(1)
+        prediction = _predict(model, task, task.x, task.seed)
     except InputError as error:
         raise InputError(f"in the batch that starts at input {int(task.index[0])}: {error}") from error
     rows = zip(task.index.tolist(), (prediction == task.y).tolist(), prediction.tolist(), strict=True)
@@ -93,22 +98,34 @@ def _attack(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]
     found = run_attack(model, task.x, task.y, threat, task.method, seed=task.seed, index=task.index, **task.options)
     success, x_adv = found.success, found.x_adv.detach()
     sizes = [task.size] * len(task.index)
+    after = None
     if isinstance(model, Smoothed):
         success = success & model.differs(x_adv, task.y)
+    elif task.draws:
+        # Draws that the attack has not seen; and that an input is right, unchanged, was settled before.
+        after = _predict(model, task, x_adv, task.seed + 1)
+        unchanged = torch.tensor([name == "clean" for name in found.by], device=success.device)
+        success = success & (after != task.y) & ~unchanged
     elif isinstance(threat, Linf | L2 | L1):
         x_adv = _nearer(model, task.x, x_adv, task.y, success)
     if isinstance(threat, Linf | L2 | L1):
         # An example of the threat is one of size at most its budget, whatever its last digit says.
         sizes = threat.distance(x_adv, task.x).double().clamp(max=task.size).tolist()
-    after = check_logits(model, x_adv).argmax(1).tolist()
+    classes = (check_logits(model, x_adv).argmax(1) if after is None else after).tolist()
     outcomes, examples = [], []
     for i, position in enumerate(task.index.tolist()):
         if not success[i]:
             outcomes.append(Outcome(position, True))
             continue
-        outcomes.append(Outcome(position, False, after[i], found.by[i], sizes[i]))
-        examples.append(Example(position, task.x[i].cpu().numpy(), x_adv[i].cpu().numpy()))
+        outcomes.append(Outcome(position, False, classes[i], found.by[i], sizes[i]))
+        examples.append(Example(position, to_numpy(task.x[i]), to_numpy(x_adv[i])))
     return outcomes, examples
+
+
+def _predict(model: nn.Module, task: Task, x: Tensor, seed: int) -> Tensor:
+    """Class of each input, (B,): of a random model that of the mean softmax over the draws of this seed."""
+    logits = check_logits(model, x)
+    return (mean_prediction(model, x, task.draws, seed) if task.draws else logits).argmax(1)
 
 
 @torch.no_grad()
