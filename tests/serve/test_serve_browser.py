@@ -1,6 +1,7 @@
 """The pages in a real browser: runs that move, a report, a drawn digit; no errors, and accessible in both schemes."""
 
 import re
+import shlex
 import threading
 
 import pytest
@@ -166,3 +167,12 @@ def test_accessible(site, browser, scheme):
             assert axe(page) == []
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "fits a phone"
     context.close()
+
+
+def test_the_command_on_the_page_is_quoted_as_python_quotes_it(page, site):
+    names = ["runs/first", "two words", "$(touch x)", "`x`", "it's", "'", 'a"b', "a\nb", "ü", "a;b", "*", "~/x"]
+    page.goto(site)
+    for name in names:
+        found = page.evaluate("(name) => import('/static/common.js').then((common) => common.word(name))", name)
+        assert shlex.split(found) == [name]
+        assert found == shlex.quote(name)

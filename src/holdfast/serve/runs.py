@@ -1,6 +1,5 @@
 """What there is below the folder of runs. Read only; no link is followed, and no path from outside reaches the disk."""
 
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -9,6 +8,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from holdfast.limits import LARGEST, parse_json
 
 PROGRESS, RESULT, STORE = "progress.json", "audit.json", "audit.sqlite"
 ABOUT, HISTORY, MODEL = "run.json", "history.csv", "model.safetensors"
@@ -22,7 +23,6 @@ FILES = {
 """The files of a run that can be asked for, with their types."""
 DEPTH, MOST = 5, 1000  # how deep runs are looked for, and how many are listed
 SILENT = 300.0  # seconds without a sign of life after which a run counts as stopped
-LARGEST = 256 * 2**20  # bytes of a file of a run
 NOTE = 2**20  # bytes of progress.json and run.json
 
 
@@ -148,14 +148,10 @@ def read_json(path: Path, most: int = NOTE) -> dict[str, Any] | None:
     """A JSON object; None if there is none, or it cannot be read."""
     content = _read(path, most)
     try:
-        body = None if content is None else json.loads(content, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        body = None if content is None else parse_json(content)
+    except ValueError:
         return None
     return body if isinstance(body, dict) else None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def read_run(name: str, folder: Path) -> Run | None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from holdfast.errors import InputError, StorageError
 from holdfast.serve.app import make_app
+from holdfast.serve.connections import TimedProtocol
 from holdfast.serve.models import Subject
 from holdfast.serve.shield import PARAMETER, known_hosts
-
-CONNECTIONS = 100
 
 
 def run(root: Path, *, host: str, port: int, subject: Subject | None, announce: Callable[[str], None]) -> None:
@@ -24,18 +24,23 @@ def run(root: Path, *, host: str, port: int, subject: Subject | None, announce: 
         loopback = is_loopback(bound)
         token = None if loopback else secrets.token_urlsafe(32)
         app = make_app(root, subject=subject, token=token, known=known_hosts(host, loopback=loopback))
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,  # it would keep the token
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            limit_concurrency=CONNECTIONS,
-            timeout_keep_alive=5,
-        )
         announce(address(host, bound.getsockname()[1], token))
-        uvicorn.Server(config).run(sockets=[bound])
+        make_server(app).run(sockets=[bound])
+
+
+def make_server(app: ASGIApp) -> uvicorn.Server:
+    """The server of the application; uvicorn's own limit of connections would count those that wait for a client."""
+    config = uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        log_level="warning",
+        access_log=False,  # it would keep the token
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=5,
+    )
+    return uvicorn.Server(config)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -17,6 +17,9 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
+// One word for a shell, whatever it is called.
+export const word = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;
+
 export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 // Shares of the whole: what is sure, and what may still be; `open` has the mark of the attack at its end.

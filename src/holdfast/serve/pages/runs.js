@@ -1,4 +1,4 @@
-import { ask, byId, make, percent, track, trouble } from "./common.js";
+import { ask, byId, make, percent, track, trouble, word } from "./common.js";
 
 const SOON = 1000, LATER = 4000; // milliseconds between looks, while something is going on and otherwise
 const STATES = { running: "running", silent: "no news", finished: "finished", failed: "failed", stopped: "stopped", unreadable: "cannot be read" };
@@ -100,7 +100,7 @@ async function look() {
       if (list.children[i] !== element) list.insertBefore(element, list.children[i] || null);
     });
     const going = runs.filter((run) => run.state === "running").length;
-    const text = runs.length === 0 ? `There are no runs in “${folder}” yet. Start one: holdfast audit MODEL --out ${folder}/first`
+    const text = runs.length === 0 ? `There are no runs in “${folder}” yet. Start one: holdfast audit MODEL --out ${word(`${folder}/first`)}`
       : `${runs.length} ${runs.length === 1 ? "run" : "runs"} in “${folder}”${going ? `, ${going} going on` : ""}.`;
     if (byId("summary").textContent !== text) byId("summary").textContent = text;
     if (going) wait = SOON;
