@@ -71,6 +71,16 @@ def test_the_graph_of_a_batch_gives_the_logits_and_their_gradients() -> None:
     assert all(torch.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize(("threat", "order"), [(hf.L2(0.1), 2), (hf.L1(0.1), math.inf)], ids=str)
+def test_intervals_of_a_linear_model_on_a_ball_are_its_dual_norm(threat, order) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = nn.Linear(6, 3).double(), batch()
+    inside = x * 0.6 + 0.2  # no point of the ball leaves the valid range
+    _, logits, margins, _ = certified_loss(model, inside, y, threat)
+    norms = torch.linalg.vector_norm(model.weight[y][:, None] - model.weight, order, dim=2)
+    assert torch.allclose(margins, logits.gather(1, y[:, None]) - logits - threat.eps * norms)
+
+
 def test_logits_that_no_loss_looks_at_cost_no_gradients_and_change_none() -> None:
     model, (x, y) = net(), batch()
     _, logits = trace_batch(model, x, use_logits=False)
@@ -199,8 +209,8 @@ def test_kappa_and_beta_move_with_the_budget() -> None:
     by_intervals, by_lines = (certified_loss(model, x, y, threat, b) for b in (interval_bound, CROWN))
     loss = ibp(model, x, y, make_context(5, threat, ramp=0.25), kappa_start=1.0, kappa_end=0.2)[0]
     assert loss.item() == pytest.approx(0.8 * natural + 0.2 * by_intervals[0].mean().item())
-    loss = crown_ibp(model, x, y, make_context(5, threat, ramp=0.5), kappa_start=0.0, beta_start=1.0, beta_end=0.0)[0]
-    both = 0.5 * by_intervals[2] + 0.5 * by_lines[2]
+    loss = crown_ibp(model, x, y, make_context(5, threat, ramp=0.25), kappa_start=0.0, beta_start=1.0, beta_end=0.0)[0]
+    both = 0.25 * by_intervals[2] + 0.75 * by_lines[2]
     assert loss.item() == pytest.approx(cross_entropy(-both, y).item())
     assert mixed(1.0, 0.0, make_context(5, threat, ramp=0.25)) == 0.75
 
@@ -228,15 +238,18 @@ def test_small_boxes_lie_between_adversarial_training_and_intervals() -> None:
     assert mixture[1] == pytest.approx((mixture[0] + mixture[2]) / 2)
 
 
-def test_the_box_of_sabr_stays_inside_the_threat_set() -> None:
+def test_the_box_of_sabr_is_around_the_example_and_stays_inside_the_threat_set() -> None:
     model, (x, y), seen = net(), batch(), []
 
     def attack(model, x, y, loss, context):
         seen.append(context.threat.eps)
         return x + context.threat.eps
 
-    sabr(model, x, y, make_context(5, hf.Linf(0.1, high=2.0), parts=Parts(attack=attack)), box=0.4)
+    context = make_context(5, hf.Linf(0.1, high=2.0), parts=Parts(attack=attack))
+    loss = sabr(model, x, y, context, box=0.4, kappa_start=0.0)[0]
     assert seen == [pytest.approx(0.06)]
+    around = ibp(model, x + 0.06, y, make_context(5, hf.Linf(0.04, high=2.0)), kappa_start=0.0)[0]
+    assert loss.item() == pytest.approx(around.item())
 
 
 @settings(max_examples=15, deadline=None)
@@ -482,6 +495,25 @@ def test_terms_at_the_inputs_are_the_same_on_every_certified_objective(name: str
     assert alone[0].item() > 1e-4
     assert torch.allclose(added[0], alone[0], rtol=1e-9)
     assert torch.allclose(added[1], alone[1], rtol=1e-9, atol=1e-12)
+
+
+def test_the_warm_up_regularizer_by_hand() -> None:
+    """Bounds before four ReLUs, each 0.4 wide, around 2 and 4 (active), -1 (dead) and 0 (neither)."""
+    model = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+        model[0].bias.copy_(torch.tensor([1.0, 3.0, -2.0, -1.0]))
+    x = torch.full((3, 1), 0.5, dtype=torch.float64)
+    context = make_context(5, hf.Linf(0.1), ramp=0.25)
+    taken = Taken(model, None, x, x, None, None, None, context, None)  # type: ignore[arg-type]
+    penalty, figures = ibp_warmup(taken, weight=2.0, tolerance=0.8)
+    tightness = (0.8 - 0.2 / 0.4) / 0.8
+    means = 1 / (2 + 4)
+    variances = (-1 - 1.25) ** 2 / ((2 - 1.25) ** 2 + (4 - 1.25) ** 2)
+    balance = ((0.8 - means) + (0.8 - variances)) / 0.8
+    assert figures["tightness"].item() == pytest.approx(tightness)
+    assert figures["balance"].item() == pytest.approx(balance)
+    assert penalty.item() == pytest.approx(2.0 * 0.75 * (tightness + balance))
 
 
 def test_the_warm_up_regularizer_prefers_narrow_and_balanced_bounds() -> None:

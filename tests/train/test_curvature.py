@@ -19,6 +19,7 @@ from holdfast.train.curvature import (
     trace_alp,
     trace_ce,
     trace_hutchinson,
+    trace_logit_pairing,
     trace_mart,
     trace_relu,
     trace_relu_layers,
@@ -57,10 +58,10 @@ def kl(a, b):
     return (log_softmax(a, -1).exp() * (log_softmax(a, -1) - log_softmax(b, -1))).sum()
 
 
-def mart(z, f, g, y, ce_at, rival):
-    s, s_adv = z(f).softmax(-1).detach(), z(g).softmax(-1)
+def mart(z, f, g, y, ce_at, rival, stop):
+    anchor, s_adv = z(f).detach() if stop else z(f), z(g).softmax(-1)
     ce = cross_entropy(z(g if ce_at == "adv" else f), y)
-    return ce - torch.log(1 - s_adv[rival]) + WEIGHT * (1 - s[y]) * kl(z(f).detach(), z(g))
+    return ce - torch.log(1 - s_adv[rival]) + WEIGHT * (1 - anchor.softmax(-1)[y]) * kl(anchor, z(g))
 
 
 LOSSES = {
@@ -71,6 +72,8 @@ LOSSES = {
     "alp": lambda z, f, g, y: (
         cross_entropy(z(g), y) + WEIGHT * (z(f).softmax(-1).detach() - z(g).softmax(-1)).square().sum()
     ),
+    "alp-logits": lambda z, f, g, y: (z(f).detach() - z(g)).square().sum(),
+    "alp-logits-full": lambda z, f, g, y: (z(f) - z(g)).square().sum(),
     "alp-full": lambda z, f, g, y: (
         cross_entropy(z(g), y) + WEIGHT * (z(f).softmax(-1) - z(g).softmax(-1)).square().sum()
     ),
@@ -81,6 +84,8 @@ FORMS = {
     "trades": lambda f, z, g, w, b: trace_trades(f, z, g, w, weight=WEIGHT, bias=b),
     "trades-full": lambda f, z, g, w, b: trace_trades(f, z, g, w, weight=WEIGHT, stop_gradient=False, bias=b),
     "alp": lambda f, z, g, w, b: trace_alp(f, z, g, w, weight=WEIGHT, bias=b),
+    "alp-logits": lambda f, z, g, w, b: trace_logit_pairing(f, g, z.shape[1], bias=b),
+    "alp-logits-full": lambda f, z, g, w, b: trace_logit_pairing(f, g, z.shape[1], stop_gradient=False, bias=b),
     "alp-full": lambda f, z, g, w, b: trace_alp(f, z, g, w, weight=WEIGHT, stop_gradient=False, bias=b),
 }
 
@@ -96,16 +101,17 @@ def test_closed_form_is_the_trace(name, instance):
         assert found[i].item() == pytest.approx(truth.item(), rel=1e-10, abs=1e-10)
 
 
+@pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize("ce_at", ["adv", "clean"])
 @given(instance=heads())
-def test_closed_form_of_mart_is_the_trace(ce_at, instance):
+def test_closed_form_of_mart_is_the_trace(ce_at, stop, instance):
     head, clean, attacked, y = instance
-    bias = head.bias is not None
-    found = trace_mart(clean, head(clean), attacked, head(attacked), y, weight=WEIGHT, ce_at=ce_at, bias=bias)
+    how = {"weight": WEIGHT, "ce_at": ce_at, "stop_gradient": stop, "bias": head.bias is not None}
+    found = trace_mart(clean, head(clean), attacked, head(attacked), y, **how)
     assert found.shape == (len(clean),)
     for i in range(len(clean)):
         rival = head(attacked[i]).detach().index_fill(0, y[i], -torch.inf).argmax()
-        truth = exact(head, lambda z: mart(z, clean[i], attacked[i], y[i], ce_at, rival))
+        truth = exact(head, lambda z: mart(z, clean[i], attacked[i], y[i], ce_at, rival, stop))
         # where 1 - s' is tiny it is the loss above that loses digits
         sure = head(attacked[i]).softmax(0)[rival].item()
         assert found[i].item() == pytest.approx(truth.item(), rel=1e-10 / (1 - sure), abs=1e-10 / (1 - sure))

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 import holdfast as hf
 from contexts import make_context
 from holdfast.bounds.graph import trace_batch
-from holdfast.certify.distance import distance, half_spaces
+from holdfast.certify.distance import distance, dual, half_spaces
 from holdfast.data import Dataset, load_data
 from holdfast.random import Noise
 from holdfast.threats import L1, L2, Linf
@@ -120,7 +120,7 @@ def test_on_the_right_side_it_is_the_distance_of_the_certificate(norm):
     torch.manual_seed(0)
     x, slope, shift = torch.rand(4, 2, 3), torch.randn(4, 5, 2, 3), torch.randn(4, 5)
     found = signed_distances(x, slope, shift, norm, UNIT)
-    known = distance(half_spaces(x, slope, shift, valid=UNIT, sound=False), norm)
+    known = distance(dual(half_spaces(x, slope, shift, valid=UNIT, sound=False), norm))
     right = found > 0
     assert right.any()
     assert not right.all()

@@ -146,8 +146,8 @@ def test_bad_override_texts(text):
         ({"evaluate.patience": 2, "validation": 0}, r"evaluate\.patience: needs validation > 0"),
         ({"evaluate.patience": 0}, r"evaluate\.patience: expected an integer >= 1, got 0"),
         (
-            {**AT, "objective": {"name": "alp", "pair": "logits"}, "regularizers": {"trh": {}}},
-            r"objective\.pair: the curvature that 'trh' needs",
+            {**AT, "objective": {"name": "alp"}, "regularizers": {"trh": {"network": "full"}}},
+            r"regularizers\.trh\.estimator: 'exact' is for the cross-entropy at x'",
         ),
         ({"learning_rate.name": "cosin"}, r"learning_rate\.name: unknown schedule 'cosin'\. Did you mean 'cosine'"),
         ({"learning_rate.name": "step"}, r"learning_rate\.every: missing"),

@@ -12,7 +12,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from contexts import make_context
 from holdfast import L2, InputError, Linf
-from holdfast.train import train
+from holdfast.registry import methods
+from holdfast.train import load_recipe, train
 from holdfast.train.context import Parts
 from holdfast.train.curvature import trace_ce
 from holdfast.train.objectives import adversarial, alp, mart, standard, trades
@@ -20,6 +21,7 @@ from holdfast.train.outputs import forward, top_layer
 from holdfast.train.regularizers import gradient_alignment, s2o, trh
 from holdfast.train.regularizers.s2o import correlation_targets
 from holdfast.train.regularizers.trh import ramp
+from holdfast.train.targets import adaptive, self_adaptive, smooth
 
 OBJECTIVES = {"standard": standard, "at": adversarial, "trades": trades, "alp": alp, "mart": mart}
 
@@ -44,28 +46,113 @@ def same_weights(a, b):
 # -- The trace of the Hessian: what is added --
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("bias", [True, False])
-def test_loss_is_the_base_plus_the_trace_over_the_top_layer(batch, name, bias):
-    """The trace by automatic differentiation of the whole objective in the weights of its top layer."""
+# Every objective that may stand beside `trh`, with each value of the options that change the form of its loss.
+VARIANTS = {
+    "standard": ({},),
+    "at": ({}, {"divergence_weight": 3.0}),
+    "trades": ({"stop_gradient": False}, {"stop_gradient": True}),
+    "alp": tuple({"pair": pair, "stop_gradient": stop} for pair in ("softmax", "logits") for stop in (False, True)),
+    "mart": tuple({"fit_at": at, "stop_gradient": stop} for at in ("adv", "clean") for stop in (False, True)),
+}
+LOSSES = [(name, options) for name, variants in VARIANTS.items() for options in variants]
+TARGETS = {
+    "labels": None,
+    "soft": partial(smooth, amount=0.2),
+    "weights on the fit": partial(self_adaptive, momentum=0.5, start=0),
+    "weights on the whole loss": partial(adaptive, rho=0.5, beta=0.25, reweight=True, start=0),
+}
+
+
+def hessian_trace(loss, parameters):
+    """Of loss(*parameters), by differentiating twice; sum over the blocks of the parameters."""
+    blocks = torch.autograd.functional.hessian(loss, tuple(parameters))
+    return sum(blocks[i][i].reshape(p.numel(), p.numel()).trace() for i, p in enumerate(parameters))
+
+
+def trace_as_trained(name, options, model, batch, targets, layers):
+    """Trace of the whole objective, as trained, over the parameters whose names start with `layers`."""
     x, x_adv, y = batch
-    model, objective = make_model(bias), OBJECTIVES[name]
-    options = {"stop_gradient": True} if name in ("trades", "alp", "mart") else {}
-    attack = {"attack": lambda *_: x_adv}
-    top = [name for name, _ in model.named_parameters() if name.startswith("2.")]
+    names = [key for key, _ in model.named_parameters() if key.startswith(layers)]
 
     def loss_at(*weights):
-        moved = {**dict(model.named_parameters()), **dict(zip(top, weights, strict=True))}
-        parts = Parts(**attack, perturb_weights=lambda *_: moved)
-        return objective(model, x, y, make_context(x, Linf(0.1), parts), **options)[0]
+        moved = {**dict(model.named_parameters()), **dict(zip(names, weights, strict=True))}
+        parts = Parts(attack=lambda *_: x_adv, targets=targets, perturb_weights=lambda *_: moved)
+        return OBJECTIVES[name](model, x, y, make_context(x, Linf(0.1), parts), **options)[0]
 
-    blocks = torch.autograd.functional.hessian(loss_at, tuple(model.get_parameter(name) for name in top))
-    trace = sum(blocks[i][i].reshape(p.numel(), p.numel()).trace() for i, p in enumerate(model[2].parameters()))
-    parts = Parts(**attack, regularizers={"trh": partial(trh, weight=0.3)}, top="2")
-    loss, metrics = objective(model, x, y, make_context(x, Linf(0.1), parts))
-    base, _ = objective(model, x, y, make_context(x, Linf(0.1), Parts(**attack)))
-    assert loss.item() == pytest.approx((base + 0.3 * trace).item(), rel=1e-9)
-    assert metrics["trh_trace"].item() == pytest.approx(trace.item(), rel=1e-9)
+    return hessian_trace(loss_at, [model.get_parameter(key) for key in names]).item()
+
+
+def penalty_of(name, options, model, batch, targets, **settings):
+    """What `trh` of weight 1 adds to the loss, and the trace that it reports."""
+    x, x_adv, y = batch
+
+    def step(regularizers):
+        parts = Parts(attack=lambda *_: x_adv, targets=targets, regularizers=regularizers, top="2")
+        return OBJECTIVES[name](model, x, y, make_context(x, Linf(0.1), parts), **options)
+
+    loss, metrics = step({"trh": partial(trh, **settings)})
+    return (loss - step({})[0]).item(), metrics["trh_trace"].item()
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize(("name", "options"), LOSSES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_penalty_is_the_trace_of_the_objective_as_trained_over_the_top_layer(batch, name, options, bias, targets):
+    model, targets = make_model(bias), TARGETS[targets]
+    trace = trace_as_trained(name, options, model, batch, targets, "2.")
+    added, reported = penalty_of(name, options, model, batch, targets, weight=0.3)
+    assert added == pytest.approx(0.3 * trace, rel=1e-9, abs=1e-12)
+    assert reported == pytest.approx(trace, rel=1e-9, abs=1e-12)
+    assert abs(trace) > 1e-3
+
+
+@pytest.mark.parametrize("targets", ["soft", "weights on the fit", "weights on the whole loss"])
+@pytest.mark.parametrize("name", ["standard", "at"])
+def test_exact_penalty_over_all_layers_is_the_trace_as_trained(batch, name, targets):
+    model, targets = make_model(activation=nn.ReLU), TARGETS[targets]
+    trace = trace_as_trained(name, {}, model, batch, targets, ("0.", "2."))
+    added, _ = penalty_of(name, {}, model, batch, targets, weight=1.0, network="full")
+    assert added == pytest.approx(trace, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "options"), LOSSES)
+def test_hutchinson_estimates_the_trace_of_every_objective_as_trained(batch, name, options):
+    """Over the three biases of the top layer, where the estimate has little noise."""
+    model, targets = make_model(), TARGETS["weights on the fit"]
+    for p in (*model[0].parameters(), model[2].weight):
+        p.requires_grad_(False)
+    trace = trace_as_trained(name, options, model, batch, targets, "2.bias")
+    settings = {"weight": 1.0, "network": "full", "estimator": "hutchinson", "samples": 400}
+    added, _ = penalty_of(name, options, model, batch, targets, **settings)
+    assert added == pytest.approx(trace, rel=0.15, abs=0.02)
+
+
+THREATS = {"linf": "linf:0.1", "l2": "l2:0.1", "patch": "patch:2x2", "sparse": "sparse:2"}
+EVERY_OBJECTIVE = [method for method in methods("train") if method.part == "objective"]
+
+
+@pytest.mark.parametrize("method", EVERY_OBJECTIVE, ids=lambda method: method.name)
+def test_every_objective_either_has_a_tested_trace_or_is_refused_beside_trh(method):
+    threat = {"threat": THREATS[method.threats[0]]} if method.threats else {}
+    recipe = {"epochs": 1, "optimizer": {"lr": 0.1}, "objective": {"name": method.name}, **threat}
+    load_recipe(recipe)  # nothing but the regulariser is wrong with it
+    beside = {**recipe, "regularizers": {"trh": {}}}
+    if method.name not in VARIANTS:
+        with pytest.raises(InputError, match="regularizers"):
+            load_recipe(beside)
+        return
+    for options in VARIANTS[method.name]:
+        load_recipe({**beside, "objective": {"name": method.name, **options}})
+
+
+@pytest.mark.parametrize(("name", "options"), [case for case in LOSSES if case not in (("standard", {}), ("at", {}))])
+def test_the_exact_trace_over_all_layers_is_refused_where_the_loss_looks_at_two_inputs(batch, name, options):
+    recipe = {"epochs": 1, "optimizer": {"lr": 0.1}, "objective": {"name": name, **options}, "threat": "linf:0.1"}
+    with pytest.raises(InputError, match=rf"regularizers\.trh\.estimator: .*'{name}'.*'hutchinson'"):
+        load_recipe({**recipe, "regularizers": {"trh": {"network": "full"}}})
+    load_recipe({**recipe, "regularizers": {"trh": {"network": "full", "estimator": "hutchinson"}}})
+    with pytest.raises(InputError, match="hutchinson"):
+        penalty_of(name, options, make_model(activation=nn.ReLU), batch, None, network="full")
 
 
 def test_energy_and_impurity_are_reported_apart(batch):

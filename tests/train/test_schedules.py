@@ -76,3 +76,17 @@ def test_scaled_budget_keeps_the_rest_of_the_threat():
     assert with_budget(Patch(2, 2), 1) == Patch(2, 2)
     with pytest.raises(InputError, match=r"patch:2x2.*cannot be scaled"):
         with_budget(Patch(2, 2), 0.5)
+
+
+def test_a_linear_rise_stops_at_one_times_its_final_value():
+    """From epoch 2 to 10, up to 1.5 and cut off at 1, all of it doubled."""
+    rise = [schedules.linear_rise(t, 10, start=2, end=10, peak=1.5, final=2.0) for t in (1, 4, 6, 9, 12)]
+    assert rise == pytest.approx([0.0, 0.75, 1.5, 2.0, 2.0])
+    half = [schedules.cosine_rise(t, 8, end=8) for t in (0, 2, 4, 8)]
+    assert half == pytest.approx([0.0, (1 - math.sqrt(0.5)) / 2, 0.5, 1.0])
+
+
+def test_a_smooth_rise_is_a_power_and_then_a_line_that_ends_at_one():
+    """c (m^4 + 4 m^3 (1 - m)) = 1 for m = 1/4: c = 256 / 13."""
+    rise = [schedules.smooth_rise(t, 8, end=8, middle=0.25, power=4.0) for t in (0, 1, 2, 4, 8)]
+    assert rise == pytest.approx([0.0, 1 / 16 / 13, 1 / 13, 5 / 13, 1.0])

@@ -54,9 +54,11 @@ def test_first_layer_by_brute_force(k, seed):
     assert torch.allclose(upper, reached.amax(0), atol=1e-5)
 
 
-def test_a_linear_model_has_its_exact_worst_loss():
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_linear_model_has_its_exact_worst_loss(layers):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 2)).eval()
+    dense = [nn.Linear(8, 2)] if layers == 1 else [nn.Linear(8, 5), nn.Linear(5, 2)]
+    model = nn.Sequential(nn.Flatten(), *dense).eval()
     x, y = task(3, (2, 2, 2), 2)
     worst = torch.zeros(3)
     for pixels in itertools.combinations(range(4), 2):

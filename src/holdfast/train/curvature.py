@@ -39,6 +39,33 @@ def trace_ce(features: Tensor, logits: Tensor, *, bias: bool = False) -> Tensor:
     return _inner(features, features, bias) * _impurity(logits)
 
 
+def trace_kl(
+    features: Tensor,
+    logits: Tensor,
+    features_adv: Tensor,
+    logits_adv: Tensor,
+    *,
+    stop_gradient: bool = True,
+    bias: bool = False,
+) -> Tensor:
+    """Divergence KL(s | s'): |f'|^2 sum(h') [+ G], shape (B,).
+
+    G = |f|^2 [sum(h) + sum_k s_k (1 - 2 s_k)(D_k - KL)] - 2 f.f' sum(h), D = log s - log s', is there only if the loss
+    has a gradient through its clean logits (`stop_gradient=False`). Without it the trace is never negative.
+    """
+    _check(features, logits)
+    trace = trace_ce(features_adv, logits_adv, bias=bias)
+    if stop_gradient:
+        return trace
+    log_s = _log_softmax(logits)
+    s, difference = log_s.exp(), log_s - _log_softmax(logits_adv)
+    kl = (s * difference).sum(1, keepdim=True)
+    bend = (s * (1 - 2 * s) * (difference - kl)).sum(1)
+    impurity = _impurity(logits)
+    trace = trace + _inner(features, features, bias) * (impurity + bend)
+    return trace - 2 * _inner(features, features_adv, bias) * impurity
+
+
 def trace_trades(
     features: Tensor,
     logits: Tensor,
@@ -49,21 +76,43 @@ def trace_trades(
     stop_gradient: bool = True,
     bias: bool = False,
 ) -> Tensor:
-    """TRADES, CE(x) + weight KL(s | s'): |f|^2 sum(h) + weight (|f'|^2 sum(h') [+ G]), shape (B,).
-
-    G = |f|^2 [sum(h) + sum_k s_k (1 - 2 s_k)(D_k - KL)] - 2 f.f' sum(h), D = log s - log s', is there only if the loss
-    has a gradient through its clean logits (`stop_gradient=False`). Without it the trace is never negative.
-    """
-    kl_part = trace_ce(features_adv, logits_adv, bias=bias)
-    if not stop_gradient:
-        log_s = _log_softmax(logits)
-        s, difference = log_s.exp(), log_s - _log_softmax(logits_adv)
-        kl = (s * difference).sum(1, keepdim=True)
-        bend = (s * (1 - 2 * s) * (difference - kl)).sum(1)
-        both = _inner(features, features_adv, bias)
-        impurity = _impurity(logits)
-        kl_part = kl_part + _inner(features, features, bias) * (impurity + bend) - 2 * both * impurity
+    """TRADES, CE(x) + weight KL(s | s'): `trace_ce` at x + weight times `trace_kl`, shape (B,)."""
+    kl_part = trace_kl(features, logits, features_adv, logits_adv, stop_gradient=stop_gradient, bias=bias)
     return trace_ce(features, logits, bias=bias) + weight * kl_part
+
+
+def trace_pairing(
+    features: Tensor,
+    logits: Tensor,
+    features_adv: Tensor,
+    logits_adv: Tensor,
+    *,
+    stop_gradient: bool = True,
+    bias: bool = False,
+) -> Tensor:
+    """Distance of the softmax outputs, |s - s'|^2, shape (B,); may be negative.
+
+    2 sum_k [A'_k], A'_k = |f'|^2 (|Phi'_k|^2 - (1 - 2 s'_k) Phi'_k.(s - s')). With a gradient through the clean logits:
+    2 sum_k [A'_k + A_k - 2 f.f' Phi_k.Phi'_k], A_k being A'_k with the roles of x and x' exchanged.
+    |Phi_k|^2 = s_k^2 (1 - 2 s_k + |s|^2) and Phi_k.v = s_k (v_k - s.v), so that no matrix is built.
+    """
+    _check(features, logits)
+    s, s_adv = _log_softmax(logits).exp(), _log_softmax(logits_adv).exp()
+    gap = s - s_adv
+    pairing = _inner(features_adv, features_adv, bias) * _pairing(s_adv, -gap)
+    if not stop_gradient:
+        columns = (s * s_adv * (1 - s - s_adv + (s * s_adv).sum(1, keepdim=True))).sum(1)
+        pairing = pairing + _inner(features, features, bias) * _pairing(s, gap)
+        pairing = pairing - 2 * _inner(features, features_adv, bias) * columns
+    return 2 * pairing
+
+
+def trace_logit_pairing(
+    features: Tensor, features_adv: Tensor, classes: int, *, stop_gradient: bool = True, bias: bool = False
+) -> Tensor:
+    """Distance of the logits, |z - z'|^2, shape (B,): 2 K |f'|^2, or 2 K |f - f'|^2 with a gradient through both."""
+    moved = features_adv if stop_gradient else features_adv - features
+    return 2 * classes * _inner(moved, moved, bias and stop_gradient)  # a bias moves both logits alike
 
 
 def trace_alp(
@@ -76,21 +125,53 @@ def trace_alp(
     stop_gradient: bool = True,
     bias: bool = False,
 ) -> Tensor:
-    """Adversarial pairing of softmax outputs, CE(x') + weight |s - s'|^2, shape (B,); may be negative.
+    """ALP, CE(x') + weight |s - s'|^2: `trace_ce` at x' + weight times `trace_pairing`, shape (B,)."""
+    pairing = trace_pairing(features, logits, features_adv, logits_adv, stop_gradient=stop_gradient, bias=bias)
+    return trace_ce(features_adv, logits_adv, bias=bias) + weight * pairing
 
-    |f'|^2 sum(h') + 2 weight sum_k [A'_k], A'_k = |f'|^2 (|Phi'_k|^2 - (1 - 2 s'_k) Phi'_k.(s - s')). With a gradient
-    through the clean logits: [A'_k + A_k - 2 f.f' Phi_k.Phi'_k], A_k being A'_k with the roles of x and x' exchanged.
-    |Phi_k|^2 = s_k^2 (1 - 2 s_k + |s|^2) and Phi_k.v = s_k (v_k - s.v), so that no matrix is built.
+
+def trace_margin(features: Tensor, logits: Tensor, y: Tensor, *, bias: bool = False) -> Tensor:
+    """Margin of MART, -log(1 - s_k*): |f|^2 (|r|^2 - |s|^2), r the softmax without k*; shape (B,).
+
+    k* is the likeliest class other than y, held fixed. The loss is the log-sum-exp of all logits less the log-sum-exp
+    of all but k*: no division by 1 - s_k*, which may underflow.
     """
     _check(features, logits)
-    s, s_adv = _log_softmax(logits).exp(), _log_softmax(logits_adv).exp()
-    gap = s - s_adv
-    pairing = _inner(features_adv, features_adv, bias) * _pairing(s_adv, -gap)
-    if not stop_gradient:
-        columns = (s * s_adv * (1 - s - s_adv + (s * s_adv).sum(1, keepdim=True))).sum(1)
-        pairing = pairing + _inner(features, features, bias) * _pairing(s, gap)
-        pairing = pairing - 2 * _inner(features, features_adv, bias) * columns
-    return trace_ce(features_adv, logits_adv, bias=bias) + 2 * weight * pairing
+    if logits.shape[1] < 2:
+        raise InputError("MART compares the label with another class; the logits have one class only")
+    rival = logits.detach().scatter(1, y[:, None], -torch.inf).argmax(1, keepdim=True)
+    without = trace_ce(features, logits.scatter(1, rival, -torch.inf), bias=bias)
+    return trace_ce(features, logits, bias=bias) - without
+
+
+def trace_doubted_kl(
+    features: Tensor,
+    logits: Tensor,
+    features_adv: Tensor,
+    logits_adv: Tensor,
+    y: Tensor,
+    *,
+    stop_gradient: bool = True,
+    bias: bool = False,
+) -> Tensor:
+    """Divergence of MART, (1 - s_y) KL(s | s'): (1 - s_y) times `trace_kl`, shape (B,).
+
+    With a gradient through the clean logits the factor a = 1 - s_y bends too: + 2 grad(a).grad(KL) + KL trace(a), where
+    ds_y/dz_k = Phi_yk and d^2 s_y/dz_k^2 = (1 - 2 s_k) Phi_yk.
+    """
+    log_s = _log_softmax(logits)
+    s, label = log_s.exp(), y[:, None]
+    doubt = _complement(s).gather(1, label)[:, 0]
+    trace = doubt * trace_kl(features, logits, features_adv, logits_adv, stop_gradient=stop_gradient, bias=bias)
+    if stop_gradient:
+        return trace
+    log_s_adv = _log_softmax(logits_adv)
+    difference = log_s - log_s_adv
+    kl = (s * difference).sum(1, keepdim=True)
+    slope = s.gather(1, label) * (torch.zeros_like(s).scatter(1, label, 1.0) - s)  # Phi_y
+    energy, both = _inner(features, features, bias), _inner(features, features_adv, bias)
+    turn = energy * (slope * s * (difference - kl)).sum(1) + both * (slope * (log_s_adv.exp() - s)).sum(1)
+    return trace - 2 * turn - energy * (kl * (1 - 2 * s) * slope).sum(1)
 
 
 def trace_mart(
@@ -102,25 +183,19 @@ def trace_mart(
     *,
     weight: float,
     ce_at: Literal["adv", "clean"] = "adv",
+    stop_gradient: bool = True,
     bias: bool = False,
 ) -> Tensor:
-    """MART, CE - log(1 - s'_k*) + weight (1 - s_y) KL(s | s'), no gradient through the clean logits; shape (B,).
+    """MART, CE - log(1 - s'_k*) + weight (1 - s_y) KL(s | s'); shape (B,).
 
-    k* is the likeliest class other than y at x', held fixed. -log(1 - s'_k*) is the log-sum-exp of all logits less that
-    of all but k*, so its trace is |f'|^2 (|r|^2 - |s'|^2), r the softmax without k*: no division by 1 - s'_k*, which
-    may underflow. The cross-entropy is at x', as in the original (Wang et al., "Improving adversarial robustness
-    requires revisiting misclassified examples", 2020), or at x (`ce_at="clean"`).
+    The sum of `trace_ce`, `trace_margin` and weight times `trace_doubted_kl`. The cross-entropy is at x', as in the
+    original (Wang et al., "Improving adversarial robustness requires revisiting misclassified examples", 2020), or at x
+    (`ce_at="clean"`).
     """
-    _check(features, logits)
-    if logits.shape[1] < 2:
-        raise InputError("MART compares the label with another class; the logits have one class only")
-    at_adv = trace_ce(features_adv, logits_adv, bias=bias)
-    at_ce = at_adv if ce_at == "adv" else trace_ce(features, logits, bias=bias)
-    label = y[:, None]
-    rival = logits_adv.detach().scatter(1, label, -torch.inf).argmax(1, keepdim=True)
-    margin = at_adv - trace_ce(features_adv, logits_adv.scatter(1, rival, -torch.inf), bias=bias)
-    doubt = _complement(_log_softmax(logits).exp()).gather(1, label)[:, 0]
-    return at_ce + margin + weight * doubt * at_adv
+    at_ce = (features_adv, logits_adv) if ce_at == "adv" else (features, logits)
+    fit = trace_ce(*at_ce, bias=bias) + trace_margin(features_adv, logits_adv, y, bias=bias)
+    pair = (features, logits, features_adv, logits_adv)
+    return fit + weight * trace_doubted_kl(*pair, y, stop_gradient=stop_gradient, bias=bias)
 
 
 @dataclass(frozen=True, eq=False)

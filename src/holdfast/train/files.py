@@ -22,6 +22,7 @@ from typing import IO, Any
 import torch
 
 from holdfast.errors import InputError, StorageError
+from holdfast.limits import load_tensors
 
 RECIPE, RUN, HISTORY, MODEL = "recipe.toml", "run.json", "history.csv", "model.safetensors"
 LAST, BEST = Path("checkpoints") / "last.pt", Path("checkpoints") / "best.pt"
@@ -62,18 +63,22 @@ def write_tensors(path: Path, content: dict[str, Any]) -> None:
 def read_tensors(path: Path) -> dict[str, Any]:
     """What `write_tensors` wrote, on the CPU."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_tensors(path)
     except FileNotFoundError as error:
         raise StorageError(f"there is no checkpoint {path}; start the run without resume") from error
     except Exception as error:  # the reader of a damaged archive fails in many ways, all of them mean the same
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-        raise StorageError(
-            f"the checkpoint {path} is damaged ({reason}). "
-            "Restore it from a copy, or start the run again with force=True."
-        ) from error
+        raise damaged(path, reason) from error
     if not isinstance(content, dict):
         raise StorageError(f"the checkpoint {path} is not one of Holdfast's; start the run again with force=True")
     return content
+
+
+def damaged(path: Path, reason: str) -> StorageError:
+    """The error for a checkpoint that cannot be used."""
+    return StorageError(
+        f"the checkpoint {path} is damaged ({reason}). Restore it from a copy, or start the run again with force=True."
+    )
 
 
 def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
@@ -89,8 +94,8 @@ def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Indented JSON, whole."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    """Indented JSON, whole; sorted, so that the same content gives the same bytes."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 def check_free(folder: Path, *, resume: bool, force: bool) -> None:

@@ -1,6 +1,7 @@
 """The one training loop. It reads from top to bottom; what changes between methods is the objective."""
 
 import math
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -284,4 +285,5 @@ def _leave(folder: Path | None, run: RunState, team: Workers, batches: int) -> N
     if folder is None:
         raise Interrupted(f"{where}; nothing is kept, as the run has no folder (out=)")
     save(folder, run, team)
-    raise Interrupted(f"{where}; saved. Go on with: holdfast train {folder} --resume")
+    go_on = shlex.join(["holdfast", "train", str(folder), "--resume"])
+    raise Interrupted(f"{where}; saved. Go on with: {go_on}")

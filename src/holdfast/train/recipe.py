@@ -16,6 +16,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
+from holdfast.limits import check_values, read_text, without_recursion
 from holdfast.random import Noise
 from holdfast.registry import Method, get, methods
 from holdfast.threats import Threat
@@ -191,6 +192,7 @@ class Recipe:
 
 
 Source = str | Path | Mapping[str, Any] | Recipe
+_LARGEST = 32 * 2**10  # bytes of a recipe: the shipped ones have 1,000; tomllib takes long for one long dotted key
 SINGLE_STEP = ("fgsm", "fgsm-rs", "n-fgsm", "atta", "atas", "free", "yopo")
 
 
@@ -205,7 +207,10 @@ def load_recipe(source: Source, overrides: Mapping[str, Any] | None = None) -> R
     >>> load_recipe("mnist-mini-at", {"optimizer.lr": 0.05}).optimizer.lr
     0.05
     """
-    return _resolved(build(Recipe, _merged(_table(source), overrides or {})))
+    try:
+        return _resolved(build(Recipe, _merged(_table(source), overrides or {})))
+    except OverflowError as error:
+        raise InputError(f"a number of the recipe is too large: {error}") from error
 
 
 def list_recipes() -> list[Recipe]:
@@ -270,11 +275,14 @@ def _table(source: Source) -> dict[str, Any]:
         text = (resources.files("holdfast.train") / "recipes" / f"{source}.toml").read_text(encoding="utf-8")
         return {"name": source, **tomllib.loads(text)}
     try:
-        return {"name": path.stem, **tomllib.loads(path.read_text(encoding="utf-8"))}
+        text = read_text(path, _LARGEST)
+        table = without_recursion(lambda: tomllib.loads(text))
+        check_values(table, finite=False)
     except OSError as error:
         raise StorageError(f"cannot read the recipe {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
+    except ValueError as error:
+        raise InputError(f"{path} is not valid TOML, or not a recipe: {error}") from error
+    return {"name": path.stem, **table}
 
 
 _CHOICES = [f.name for f in fields(Recipe) if f.type in (Choice, Choice | None)]
@@ -418,6 +426,6 @@ def _filled_schedule(choice: Choice, table: Mapping[str, Schedule], where: str, 
     options = fill_options(table[choice.name], choice.options, where)
     try:
         table[choice.name](0.0, epochs, **options)
-    except InputError as error:
+    except (InputError, ArithmeticError) as error:
         raise InputError(f"{where}: {error}") from None
     return Choice(choice.name, options)

@@ -87,7 +87,9 @@ def _check_combination(recipe: "Recipe") -> None:
             f"regularizers.trh.network: for 'top' the curvature of the objective must be known, and that of '{name}' "
             "is not; 'full' takes the curvature of the cross-entropy at the inputs"
         )
-    if name == "alp" and options.get("pair") == "logits":
-        raise InputError("objective.pair: the curvature that 'trh' needs is known for pair = 'softmax' alone")
-    if name == "mart" and options.get("stop_gradient") is False:
-        raise InputError("objective.stop_gradient: the curvature that 'trh' needs is known for true alone")
+    pairs = name in ("trades", "alp", "mart") or options.get("divergence_weight", 0) > 0
+    if pairs and trh.get("network") == "full" and trh.get("estimator", "exact") == "exact":
+        raise InputError(
+            f"regularizers.trh.estimator: 'exact' is for the cross-entropy at x', and '{name}' also looks at x; "
+            "take 'hutchinson', or network = 'top'"
+        )

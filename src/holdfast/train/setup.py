@@ -2,7 +2,8 @@
 
 import platform
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from holdfast.data import Dataset, Split, load_data, split_validation
 from holdfast.errors import HoldfastError, InputError
 from holdfast.models import load_model, make_model
 from holdfast.models.catalog import count_parameters, get_architecture
+from holdfast.models.size import MOST, MOST_VALUES, at_most
 from holdfast.registry import get
 from holdfast.threats import Threat
 from holdfast.train import files
@@ -29,7 +31,7 @@ from holdfast.train.initial import ibp_weights
 from holdfast.train.objectives import CERTIFIES, TRAINS
 from holdfast.train.outputs import top_layer
 from holdfast.train.recipe import Recipe, Source, load_recipe, to_table, to_toml
-from holdfast.train.state import Best, RunState
+from holdfast.train.state import RunState, read_best
 from holdfast.train.validate import Choice
 from holdfast.train.workers import Workers
 
@@ -171,10 +173,22 @@ def _model(
     if recipe.model is None:
         raise InputError("model: missing; name an architecture in the recipe or give model=")
     options = {"input_shape": shape, "classes": classes, **recipe.model.options}
-    built = make_model(recipe.model.name, seed=recipe.seed, **options)
+    built = _fresh(recipe.model.name, options, recipe.seed)
     if recipe.weights == "ibp":
         built = ibp_weights(built, recipe.seed)
     return _placed(built), recipe.model
+
+
+def _fresh(name: str, options: dict[str, Any], seed: int) -> nn.Module:
+    """A new model; one that is too large to be built is refused before it takes memory."""
+    try:
+        with torch.device("meta"), at_most(MOST, MOST_VALUES):
+            make_model(name, **options)
+        return make_model(name, seed=seed, **options)
+    except InputError as error:
+        raise InputError(f"model: {error}") from error
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise InputError(f"model: '{name}' cannot be built: {error}; look at its options") from error
 
 
 def _placed(model: nn.Module) -> nn.Module:
@@ -221,10 +235,11 @@ def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: 
     """Starts the folder of a new run, or brings `run` to where the saved one stopped."""
     if resume:
         _check_same(load_recipe(folder), task.recipe)
-        saved = files.read_tensors(folder / files.LAST)
-        run.restore(saved, team)
+        with _reading(folder / files.LAST):
+            run.restore(files.read_tensors(folder / files.LAST), team)
         if (folder / files.BEST).is_file():
-            run.best = Best(**files.read_tensors(folder / files.BEST))
+            with _reading(folder / files.BEST):
+                run.best = read_best(files.read_tensors(folder / files.BEST))
     team.wait()
     if not team.leads:
         return
@@ -232,6 +247,17 @@ def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: 
         files.clear(folder)
     files.write_text(folder / files.RECIPE, to_toml(task.recipe))
     files.write_json(folder / files.RUN, _about(task, team))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What is wrong with a checkpoint shows in many ways while it is put in place; all of them mean the same."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise files.damaged(path, f"{type(error).__name__}: {error}".splitlines()[0][:100]) from error
 
 
 def _check_same(before: Recipe, now: Recipe) -> None:

@@ -1,5 +1,6 @@
 """Everything about a run that changes while it goes: what a checkpoint holds."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,7 +95,8 @@ class RunState:
         }
 
     def restore(self, saved: dict[str, Any], team: Workers) -> None:
-        """Back to a snapshot, to the last bit."""
+        """Back to a snapshot, to the last bit; a ValueError for one that no run leaves."""
+        _check_snapshot(saved)
         if len(saved["random"]) != team.count:
             raise InputError(
                 f"the run was saved by {len(saved['random'])} processes and cannot be resumed by {team.count}; "
@@ -112,6 +114,37 @@ class RunState:
         self.examples, self.totals, self.history = saved["examples"], saved["totals"], saved["history"]
         self.snapshots = saved["snapshots"]
         _set_random_state(device, saved["random"][team.rank])
+
+
+def read_best(saved: dict[str, Any]) -> Best:
+    """The best epoch of a checkpoint; a ValueError for what is none."""
+    if set(saved) != {"epoch", "score", "weights"} or not isinstance(saved["weights"], dict):
+        raise ValueError("it does not hold an epoch, its score and its weights")
+    if not (_is_count(saved["epoch"]) and isinstance(saved["score"], int | float) and math.isfinite(saved["score"])):
+        raise ValueError("its epoch and its score must be numbers")
+    return Best(**saved)
+
+
+def _check_snapshot(saved: dict[str, Any]) -> None:
+    """Refuse positions in the run that are none: training would go on without end, or where it never was."""
+    counts, tables = ("epoch", "batch", "examples"), ("model", "optimizer", "objective", "totals")
+    lists = ("random", "snapshots", "history")
+    missing = [key for key in (*counts, *tables, *lists, "seconds", "average", "data") if key not in saved]
+    if missing:
+        raise ValueError(f"it has no '{missing[0]}'")
+    wrong = [key for key in counts if not _is_count(saved[key])]
+    wrong += [key for key in tables if not isinstance(saved[key], dict)]
+    wrong += [key for key in lists if not isinstance(saved[key], list)]
+    wrong += [] if isinstance(saved["seconds"], float | int) and math.isfinite(saved["seconds"]) else ["seconds"]
+    if wrong:
+        raise ValueError(f"'{wrong[0]}' is not what a run saves")
+    epochs = [isinstance(row, dict) and row.get("epoch") for row in saved["history"]]
+    if epochs != list(range(1, saved["epoch"] + 1)):
+        raise ValueError("its history is not one row for each epoch")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def load_weights(model: nn.Module, weights: Weights) -> None:

@@ -70,14 +70,14 @@ class Family:
         inner: the loss that the attack maximises; "none" for no attack.
         clean: whether the loss looks at the clean input too.
         terms: the loss per example.
-        trace: trace of the Hessian of `terms` with respect to the weights of the top layer, (B,); the flag says
-            whether that layer has a bias.
+        trace: traces of the Hessians of `terms` with respect to the weights of the top layer; the flag says whether
+            that layer has a bias.
     """
 
     inner: Inner
     clean: bool
     terms: Callable[[Views], Terms]
-    trace: Callable[[Views, bool], Tensor]
+    trace: Callable[[Views, bool], Terms]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Taken:
     """A step as a regulariser sees it.
 
     `weights` are those at which the loss is taken, None for the model's own; `relaxed` is the network over the threat
-    set around x, where the objective has bounded it.
+    set around x, where the objective has bounded it; `target` has the weight of each example, None for equal weights.
     """
 
     model: nn.Module
@@ -97,6 +97,7 @@ class Taken:
     family: Family
     context: Context
     relaxed: Relaxation | None = None
+    target: Target | None = None
 
     def at(self, x: Tensor) -> Output:
         """The outputs at x, at the weights of this step."""
@@ -152,9 +153,9 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
             target = Target(y) if parts.targets is None else parts.targets(clean, adv, y, context)
         views = Views(clean, adv, y, target.value)
         terms = family.terms(views)
-        taken = Taken(model, weights, x, x_adv, views, terms, family, context)
+        taken = Taken(model, weights, x, x_adv, views, terms, family, context, target=target)
         penalty, figures = penalties(taken)
-        return _mean(terms, target) + penalty, taken, figures
+        return mean_loss(terms, target) + penalty, taken, figures
 
     weights = None
     if parts.perturb_weights is not None:
@@ -177,8 +178,9 @@ def penalties(taken: Taken) -> tuple[Tensor | float, dict[str, Tensor]]:
     return total, figures
 
 
-def _mean(terms: Terms, target: Target) -> Tensor:
-    if target.weight is None:
+def mean_loss(terms: Terms, target: Target | None) -> Tensor:
+    """The mean over the batch with the weights of the examples, a scalar; also of traces, as a trace is linear."""
+    if target is None or target.weight is None:
         return terms.fit.mean() if terms.rest is None else (terms.fit + terms.rest).mean()
     share = target.weight / target.weight.sum().clamp(min=torch.finfo(target.weight.dtype).tiny)
     if terms.rest is None:

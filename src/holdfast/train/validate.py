@@ -93,6 +93,8 @@ def _plain(value: Any, kind: Any, where: str, rule: Rule) -> Any:
     expected = f"{_WORDS[kind]} {rule.text}".strip()
     # In Python a bool is an int; in a recipe it is not.
     fits = isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+    # TOML has whole numbers of 64 bits; Python would read longer ones, which no float can hold.
+    fits = fits and not (isinstance(value, int) and abs(value) >= 2**64)
     if not fits or (kind is float and not math.isfinite(value)) or not rule.holds(value):
         raise _fail(where, expected, value)
     return kind(value)

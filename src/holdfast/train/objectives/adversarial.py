@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from holdfast.attacks.pgd import BALLS
 from holdfast.registry import register
 from holdfast.train.context import Context, Metrics
-from holdfast.train.curvature import trace_ce
+from holdfast.train.curvature import trace_ce, trace_kl
 from holdfast.train.objectives.standard import fit_terms, fit_trace
 from holdfast.train.step import Family, Terms, Views, divergence, fit, robust_step
 from holdfast.train.validate import NotNegative
@@ -29,7 +29,8 @@ def adversarial(
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         context: of this step.
         divergence_weight: of KL(softmax(z(x)) || softmax(z(x'))), the anchor for fine-tuning on additional data (Liu
-            et al., "On the impact of hard adversarial instances on overfitting in adversarial training", 2021).
+            et al., "On the impact of hard adversarial instances on overfitting in adversarial training", 2021). Its
+            gradient goes through both outputs.
     """
     if divergence_weight == 0:
         return robust_step(model, x, y, context, Family("ce", False, fit_terms, fit_trace))
@@ -38,8 +39,9 @@ def adversarial(
         clean, adv = views.pair
         return Terms(fit(adv.logits, views.target), divergence_weight * divergence(clean.logits, adv.logits))
 
-    def trace(views: Views, bias: bool) -> Tensor:
-        # With the clean output held fixed, the divergence has the curvature of the cross-entropy.
-        return (1 + divergence_weight) * trace_ce(views.adv.z, views.adv.logits, bias=bias)
+    def trace(views: Views, bias: bool) -> Terms:
+        clean, adv = views.pair
+        kl = trace_kl(clean.z, clean.logits, adv.z, adv.logits, stop_gradient=False, bias=bias)
+        return Terms(trace_ce(adv.z, adv.logits, bias=bias), divergence_weight * kl)
 
     return robust_step(model, x, y, context, Family("ce", True, terms, trace))

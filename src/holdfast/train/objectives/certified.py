@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.bounds import interval, linear
+from holdfast.bounds import affine, linear
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.ops import Graph, channels_last
@@ -46,7 +46,7 @@ def interval_bound(graph: Graph, r: Region, y: Tensor) -> tuple[Tensor, Relaxati
     """Margins by intervals, the last layer merged with the differences."""
     r = replace(r, lower=channels_last(r.lower), upper=channels_last(r.upper))
     relaxed = linear.relaxation(Graph(graph.nodes[:-1]), r, slopes=None, hidden=False, sound=False)
-    return interval.margins(graph, relaxed.intervals, y, sound=False), relaxed
+    return affine.interval_margins(graph, relaxed, y), relaxed
 
 
 def linear_bound(beta: float, slopes: Callable[[Relaxation, Tensor], LowerSlopes | None]) -> Bound:
@@ -60,7 +60,7 @@ def linear_bound(beta: float, slopes: Callable[[Relaxation, Tensor], LowerSlopes
         relaxed = linear.relaxation(graph, r, slopes="adaptive", hidden=False, sound=False)
         margins = linear.margin_bounds(relaxed, y, slopes(relaxed, y))
         if beta < 1:
-            margins = beta * margins + (1 - beta) * interval.margins(graph, relaxed.intervals, y, sound=False)
+            margins = beta * margins + (1 - beta) * affine.interval_margins(graph, relaxed, y)
         return margins, relaxed
 
     return bound

@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from holdfast.attacks.pgd import BALLS
 from holdfast.registry import register
 from holdfast.train.context import Context, Metrics
-from holdfast.train.curvature import trace_alp, trace_mart, trace_trades
+from holdfast.train.curvature import (
+    trace_ce,
+    trace_doubted_kl,
+    trace_kl,
+    trace_logit_pairing,
+    trace_margin,
+    trace_pairing,
+)
 from holdfast.train.step import Family, Terms, Views, divergence, fit, robust_step
 from holdfast.train.validate import NotNegative
 
@@ -53,9 +60,10 @@ def trades(
         anchor = clean.logits.detach() if stop else clean.logits
         return Terms(fit(clean.logits, views.target), weight * divergence(anchor, adv.logits))
 
-    def trace(views: Views, bias: bool) -> Tensor:
+    def trace(views: Views, bias: bool) -> Terms:
         clean, adv = views.pair
-        return trace_trades(clean.z, clean.logits, adv.z, adv.logits, weight=weight, stop_gradient=stop, bias=bias)
+        kl = trace_kl(clean.z, clean.logits, adv.z, adv.logits, stop_gradient=stop, bias=bias)
+        return Terms(trace_ce(clean.z, clean.logits, bias=bias), weight * kl)
 
     return robust_step(model, x, y, context, Family("kl", True, terms, trace))
 
@@ -85,7 +93,7 @@ def alp(
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         context: of this step.
         weight: of the distance.
-        pair: s is the softmax output, for which the curvature is known, or the logits, as first published.
+        pair: s is the softmax output, or the logits, as first published.
         stop_gradient: hold s(x) fixed; by default only beside the regulariser `trh`.
     """
     stop = _stops(stop_gradient, context)
@@ -96,9 +104,13 @@ def alp(
         s, s_adv = (first.softmax(1), adv.logits.softmax(1)) if pair == "softmax" else (first, adv.logits)
         return Terms(fit(adv.logits, views.target), weight * (s - s_adv).square().sum(1))
 
-    def trace(views: Views, bias: bool) -> Tensor:
+    def trace(views: Views, bias: bool) -> Terms:
         clean, adv = views.pair
-        return trace_alp(clean.z, clean.logits, adv.z, adv.logits, weight=weight, stop_gradient=stop, bias=bias)
+        if pair == "softmax":
+            pairing = trace_pairing(clean.z, clean.logits, adv.z, adv.logits, stop_gradient=stop, bias=bias)
+        else:
+            pairing = trace_logit_pairing(clean.z, adv.z, clean.logits.shape[1], stop_gradient=stop, bias=bias)
+        return Terms(trace_ce(adv.z, adv.logits, bias=bias), weight * pairing)
 
     return robust_step(model, x, y, context, Family("ce", True, terms, trace))
 
@@ -149,8 +161,12 @@ def mart(
         fitted = fit((adv if fit_at == "adv" else clean).logits, views.target)
         return Terms(fitted + margin_loss(adv.logits, views.y), weight * divergence(anchor, adv.logits) * wrong)
 
-    def trace(views: Views, bias: bool) -> Tensor:
+    def trace(views: Views, bias: bool) -> Terms:
         clean, adv = views.pair
-        return trace_mart(clean.z, clean.logits, adv.z, adv.logits, views.y, weight=weight, ce_at=fit_at, bias=bias)
+        at = adv if fit_at == "adv" else clean
+        margin = trace_margin(adv.z, adv.logits, views.y, bias=bias)
+        pair = (clean.z, clean.logits, adv.z, adv.logits)
+        doubted = trace_doubted_kl(*pair, views.y, stop_gradient=stop, bias=bias)
+        return Terms(trace_ce(at.z, at.logits, bias=bias) + margin, weight * doubted)
 
     return robust_step(model, x, y, context, Family("ce", True, terms, trace))

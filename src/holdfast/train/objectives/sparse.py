@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.bounds import interval, linear, local, ops
+from holdfast.bounds import affine, interval, linear, local, ops
 from holdfast.bounds.graph import trace_batch
 from holdfast.bounds.ops import Graph
 from holdfast.bounds.region import Region
@@ -55,12 +55,13 @@ def sparse_margins(graph: Graph, x: Tensor, y: Tensor, threat: Sparse, reach: fl
         flat += 1
         ends, at = interval.step(graph.nodes[flat], [ends], sound=False), ops.evaluate(graph.nodes[flat].op, [at])
     op, rest = graph.nodes[flat + 1].op, graph.nodes[flat + 2 :]
-    if isinstance(op, ops.Linear) and rest and all(j > flat for node in rest for j in node.inputs):
+    alone = all(j > flat for node in rest for j in node.inputs)
+    if isinstance(op, ops.Linear) and alone and not affine.is_affine(graph):
         pixels = x[0, 0].numel() if x.ndim == 4 else x[0].numel()
         bounds = dense_bounds(op, at, *ends, pixels=pixels, k=min(threat.k, pixels))
         return interval.margin_bounds(local.after(graph, flat + 1), *bounds, y, sound=False)
     r = linear.relaxation(graph, Region(lower, upper, x, threat), slopes=None, hidden=False, sound=False)
-    return interval.margins(graph, r.intervals, y, sound=False) if rest else linear.margin_bounds(r, y)
+    return affine.interval_margins(graph, r, y)
 
 
 def dense_bounds(op: ops.Linear, x: Tensor, lower: Tensor, upper: Tensor, *, pixels: int, k: int) -> interval.Interval:

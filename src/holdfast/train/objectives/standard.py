@@ -13,9 +13,9 @@ def fit_terms(views: Views) -> Terms:
     return Terms(fit(views.adv.logits, views.target))
 
 
-def fit_trace(views: Views, bias: bool) -> Tensor:
+def fit_trace(views: Views, bias: bool) -> Terms:
     """Curvature of the cross-entropy at x'."""
-    return trace_ce(views.adv.z, views.adv.logits, bias=bias)
+    return Terms(trace_ce(views.adv.z, views.adv.logits, bias=bias))
 
 
 @register(
