@@ -45,6 +45,15 @@ def test_golden_values():
     assert one.sigma2.item() == pytest.approx(1 / (2.5 + 3 * 9.5 / 3))
 
 
+def test_bounds_by_hand():
+    """KL 2, 100 examples, tau 0.05: log(1 / tau) = 2.995732, log(2 n / tau) = 8.294050."""
+    assert linear_bound(0.1, 2.0, n=100, tau=0.05, beta=50.0) == pytest.approx(0.1 + 4.995732 / 50 + 50 / 800, abs=1e-6)
+    assert sqrt_bound(0.1, 2.0, n=100, tau=0.05) == pytest.approx(0.1 + 4 * math.sqrt(0.10294050), abs=1e-6)
+    # mean (1, 2), variances (0.5, 2), sigma_0^2 = 0.5: the ratios are 1 and 4.
+    found = kl_gaussians(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 2.0]), sigma0_sq=0.5)
+    assert float(found) == pytest.approx((0 + 3 - math.log(4) + 5 / 0.5) / 2, abs=1e-6)
+
+
 def objective(theta, sigma2, diagonal, beta, sigma0_sq):
     """E_Q R + KL / beta for R(w) = w.diag(H) w / 2, whose expectation under Q is exact."""
     risk = (diagonal * (theta.square() + sigma2)).sum() / 2

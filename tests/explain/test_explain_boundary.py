@@ -1,5 +1,7 @@
 """The boundary search against exact answers, and what BIG says where there is nothing to find."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -81,6 +83,38 @@ def test_the_published_search_stops_behind_the_boundary(trained):
     exact = exact_boundary(trained, x)[1]
     assert bool((found.distance > exact).all())
     assert set(found.by) <= {"pgd", "ddn", ""}
+
+
+def test_the_published_search_runs_cw_at_the_published_step(trained):
+    x = torch.rand(12, 3).double()
+    y = trained(x).argmax(1)
+    by_cw = replace(PUBLISHED, steps=0)  # without the ascents
+    found = nearest_boundary(trained, x, setting_for(x), by_cw).distance
+    plain = {"steps": 100, "rounds": 9, "c": 1e-3, "kappa": 0.0, "relative": None, "polish": 0}
+    at = {lr: hf.nearest(trained, x, y, "l2", method="cw", lr=lr, **plain).distance for lr in (0.01, 0.1)}
+    near = at[0.01] < PUBLISHED.budgets[-1]
+    assert int(near.sum()) >= 6
+    torch.testing.assert_close(found[near], at[0.01][near])
+    assert not torch.allclose(found[near], at[0.1][near], rtol=1e-3)
+    assert bool(torch.isinf(found[~near]).all())
+
+
+def test_options_reach_their_attack_and_unknown_ones_are_refused(trained):
+    x = torch.rand(4, 3).double()
+    few, many = (
+        nearest_boundary(
+            trained,
+            x,
+            setting_for(x),
+            BoundarySearch(steps=0, attacks=("fmn",), options={"fmn": {"steps": n}}, refine=0),
+        )
+        for n in (5, 50)
+    )
+    assert bool((many.gradients > few.gradients).all())
+    with pytest.raises(InputError, match="'cw' has no option 'stepz'"):
+        BoundarySearch(attacks=("cw",), options={"cw": {"stepz": 1}})
+    with pytest.raises(InputError, match="Did you mean 'cw'"):
+        BoundarySearch(options={"cv": {}})
 
 
 def test_a_misclassified_input_is_explained_as_what_it_was_taken_for(trained):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast as hf
+from holdfast.certify.confidence import clopper_pearson
 from holdfast.errors import InputError, StorageError
 from holdfast.explain.boxes import box_masks, box_table, read_boxes
 from holdfast.explain.locality import SCORES, locality, masks_for, mean_of, protocol, scores
@@ -137,6 +138,21 @@ def test_mean_and_its_error():
     assert found.error == pytest.approx(1 / 3**0.5)
     assert found.interval == pytest.approx((2 - 1.96 / 3**0.5, 2 + 1.96 / 3**0.5))
     assert mean_of(torch.tensor([])).count == 0
+
+
+def test_a_share_has_the_exact_interval_even_where_all_inputs_agree():
+    """1.96 standard errors of values that are all 1 are nothing, as if the share were known."""
+    found = mean_of(torch.ones(20), share=True)
+    assert found.interval == pytest.approx((0.025 ** (1 / 20), 1.0))
+    assert mean_of(torch.tensor([1.0, 0, 0, float("nan")]), share=True).interval == clopper_pearson(1, 3)
+    x = torch.rand(6, 1, 6, 8)
+    inside = torch.zeros(6, 6, 8, dtype=torch.bool)
+    inside[:, :3, :4] = True
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(48, 2)).eval()
+    means = locality(linear, x, torch.zeros(6, dtype=torch.long), inside, "saliency").means
+    hits = round(6 * means["pointing"].mean)
+    assert hits in (0, 6), "a linear model has the same saliency everywhere"
+    assert means["pointing"].interval == clopper_pearson(hits, 6)
 
 
 def test_protocol_puts_models_side_by_side():

@@ -16,7 +16,7 @@ from holdfast.explain import BoundarySearch
 from holdfast.explain.baselines import blur
 from holdfast.explain.exact import exact_boundary
 from holdfast.explain.local import without_error
-from holdfast.explain.paths import nodes_and_weights
+from holdfast.explain.paths import completeness_error, nodes_and_weights
 
 OWN = ["saliency", "input-x-gradient", "integrated-gradients", "smoothgrad", "expected-gradients", "agi", "bsm", "big"]
 QUICK = {
@@ -153,6 +153,21 @@ class Square(nn.Module):
         return torch.cat([0 * z, z], 1)
 
 
+@pytest.mark.parametrize(
+    ("rule", "places"), [("left", [0, 1, 2, 3]), ("middle", [0.5, 1.5, 2.5, 3.5]), ("right", [1, 2, 3, 4])]
+)
+def test_where_the_rules_of_equal_weights_look(rule, places):
+    t, weights = nodes_and_weights(rule, 4)
+    assert (4 * t).tolist() == places
+    assert weights.tolist() == [0.25] * 4
+
+
+def test_the_completeness_error_by_hand():
+    """Sums 3, 3 and 5 for values that change by 4, -4 and 0 (of size 10, of which one thousandth counts)."""
+    total, at_x, at_b = (torch.tensor(v, dtype=torch.float64) for v in ([3.0, 3, 5], [5.0, 1, 10], [1.0, 5, 10]))
+    assert completeness_error(total, at_x, at_b).tolist() == pytest.approx([1 / 4, 7 / 4, 5 / 0.01])
+
+
 def test_a_quadratic_is_exact_with_the_trapezoid():
     q = torch.randn(4, 4, dtype=torch.float64)
     x, y = torch.rand(3, 4, dtype=torch.float64), torch.ones(3, dtype=torch.long)
@@ -270,6 +285,30 @@ def test_agi_adds_up_along_its_paths():
         for size, steps in ((0.05, 10), (0.005, 100))
     )
     assert float(fine.mean()) < 0.2 * float(rough.mean())
+
+
+def test_agi_by_hand_on_a_linear_model():
+    """z = (1, 6 u - v): steps of 0.05 along (+, -) until 6 u - v > 1, each worth -0.05 (6, -1) of z_1's gradient."""
+    model = nn.Linear(2, 2).double().eval()
+    model.weight.data = torch.tensor([[0.0, 0.0], [6.0, -1.0]], dtype=torch.float64)
+    model.bias.data = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    x = torch.tensor([[0.2, 0.5]], dtype=torch.float64)  # 0.7: one step adds 0.35
+    found = hf.explain(model, x, torch.tensor([0]), "agi", classes=1, step_size=0.05, steps=9, quantity="margin")
+    # f = z_0 - z_1 has the gradient (-6, 1); minus the step (0.05, -0.05) times that is (0.3, 0.05).
+    torch.testing.assert_close(found.attribution, torch.tensor([[0.3, 0.05]], dtype=torch.float64))
+
+
+def test_boundary_saliency_is_the_gradient_at_the_boundary_and_not_at_the_input():
+    model = nn.Sequential(nn.Linear(6, 12), nn.Softplus(), nn.Linear(12, 3)).double().eval()
+    model[0].weight.data *= 6
+    x = torch.rand(5, 6, dtype=torch.float64)
+    y = model(x).argmax(1)
+    found = hf.explain(model, x, y, "bsm", **QUICK["bsm"])
+    near, here = (p.clone().requires_grad_(True) for p in (found.boundary, x))
+    at_boundary, at_x = (torch.autograd.grad(model(p).gather(1, y[:, None]).sum(), p)[0] for p in (near, here))
+    torch.testing.assert_close(found.attribution, at_boundary)
+    apart = (at_boundary - at_x).norm(dim=1) > 0.1 * at_x.norm(dim=1)
+    assert int((apart & found.ok).sum()) >= 3
 
 
 def test_grad_cam_by_hand():

@@ -1,5 +1,7 @@
 """Measures of trust against closed forms."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from scipy.stats import spearmanr
@@ -83,6 +85,9 @@ def test_sensitivity(linear, curved, x):
     assert float(sensitivity(linear, x, y).max()) == 0
     small, large = (sensitivity(curved, x, y, radius=r, samples=5) for r in (0.01, 0.2))
     assert bool((large > small).all() & (small > 0).all())
+    grown = [sensitivity(curved, x, y, radius=0.1, samples=n) for n in range(1, 8)]  # the same draws and one more
+    assert all(bool((b >= a).all()) for a, b in pairwise(grown))
+    assert bool((grown[-1] > grown[0]).any())
 
 
 def test_deletion_and_insertion_of_a_linear_model():
@@ -132,6 +137,33 @@ def test_randomising_the_weights_destroys_the_explanation():
         randomised(nn.Softmax(1).eval(), torch.rand(1, 2), torch.tensor([0]), "saliency")
 
 
+def test_black_pixels_do_not_hold_up_the_correlation_of_a_network_without_training():
+    """Integrated gradients give them zero whatever the weights are; over all pixels the correlation is above 0.9."""
+    x = hf.load_data("mnist-mini").test.x[:12]
+    model = hf.make_model("mlp", hidden=(50,), seed=0).eval()
+    y = model(x).argmax(1)
+    share = (x > 0).double().flatten(1).mean(1)
+    assert float(share.mean()) < 0.3
+    for method in ("integrated-gradients", "input-x-gradient"):
+        for seed in range(3):
+            found = randomised(model, x, y, method, seed=seed)
+            torch.testing.assert_close(found.compared, share)
+            assert found.correlation[0].tolist() == pytest.approx([1.0] * 12)
+            assert float(found.correlation[-1].mean()) < 0.5
+    saliency = randomised(model, x, y, "saliency")
+    assert bool((saliency.compared == 1).all())
+    assert float(saliency.correlation[-1].mean()) < 0.2
+
+
+def test_values_that_do_not_count_change_no_rank():
+    g = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(0, 9, (4, 3, 5), generator=g).double() for _ in range(2))
+    among = torch.rand(4, 3, 5, generator=g) < 0.6
+    expected = [spearmanr(a[i][among[i]], b[i][among[i]]).statistic for i in range(4)]
+    assert rank_correlation(a, b, among=among).tolist() == pytest.approx(expected)
+    assert rank_correlation(a, b, among=torch.zeros_like(among)).tolist() == [0.0] * 4
+
+
 def test_the_explanation_attack_beats_chance_and_keeps_to_its_ball(linear, curved, x):
     y = curved(x).argmax(1)
     still = explanation_attack(linear, x, y, hf.L2(0.1))
@@ -168,5 +200,6 @@ def test_proposition_1_holds_and_vanishes_on_linear_models(linear, curved, x):
     found = normal_bound(curved, x, y, search=QUICK, samples=5)
     assert bool((found.left <= found.right * (1 + 1e-9)).all())
     assert bool((found.rate > 0)[found.ok].all())
+    torch.testing.assert_close(found.right, found.rate * alignment(curved, x, y, search=QUICK).distance)
     flat = normal_bound(linear, x, linear(x).argmax(1), search=QUICK, samples=3)
     assert float(flat.right.max()) < 1e-10

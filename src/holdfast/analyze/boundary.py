@@ -60,7 +60,7 @@ class Boundary:
 
 
 def _outer(model: nn.Module, x: Tensor, threat: Threat) -> Outer:
-    return outer_bound(trace(model, x), region(threat, x, sound=False), proven_norm(cached_norm), sound=False)
+    return outer_bound(trace(model, x, threat), region(threat, x, sound=False), proven_norm(cached_norm), sound=False)
 
 
 def _check(threat: Threat) -> None:

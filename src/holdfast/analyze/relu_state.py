@@ -68,7 +68,7 @@ def relu_state(
         raise InputError(f"bins must be >= 1, got {bins}")
     check_task(model, x, None, threat)
     inputs = region(threat, x, sound=False)
-    r = linear.relaxation(trace(model, x), inputs, slopes="adaptive", hidden=hidden, sound=False)
+    r = linear.relaxation(trace(model, x, threat), inputs, slopes="adaptive", hidden=hidden, sound=False)
     bounds = pre_activations(r)
     if not bounds:
         raise UnsupportedError("the model has no ReLU to count; the states of other activations are not defined")

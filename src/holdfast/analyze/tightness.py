@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.bounds import interval, linear
+from holdfast.bounds import affine, linear
 from holdfast.bounds.graph import trace
 from holdfast.bounds.linear import Relaxation
 from holdfast.bounds.ops import Graph
@@ -23,7 +23,7 @@ Rule = Callable[[Relaxation, Tensor, Noise], Tensor]
 
 
 def _intervals(r: Relaxation, y: Tensor, noise: Noise) -> Tensor:
-    return interval.margins(r.graph, r.intervals[:-1], y, sound=r.sound)
+    return affine.interval_margins(r.graph, r, y)
 
 
 RELAXATIONS: dict[str, Rule] = {
@@ -80,7 +80,7 @@ def tightness(
     if chunk < 1 or not relaxations:
         raise InputError(f"give at least one relaxation and chunk >= 1, got {len(relaxations)} and chunk={chunk}")
     check_task(model, x, y, threat)
-    graph, noise = trace(model, x), Noise.for_batch(seed, len(x), x.device)
+    graph, noise = trace(model, x, threat), Noise.for_batch(seed, len(x), x.device)
     parts = [
         _compare(graph, x[i : i + chunk], y[i : i + chunk], threat, relaxations, noise[i : i + chunk])
         for i in range(0, len(x), chunk)

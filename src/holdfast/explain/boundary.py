@@ -5,17 +5,18 @@ that the boundary follows there pulls it to where it is nearest: exactly on a li
 the point has come to the right piece of the boundary.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.eot import is_stochastic
 from holdfast.attacks.gradients import frozen, input_gradient
-from holdfast.attacks.hyperplane import move_to_hyperplane
 from holdfast.attacks.losses import cross_entropy, margin
-from holdfast.attacks.minimum_norm import BALLS, Nearest, check_norm, norm_of, per_input
-from holdfast.attacks.nearest import METHODS
+from holdfast.attacks.minimum_norm import BALLS, BEYOND, Nearest, check_norm, move_onto_plane, norm_of, per_input
+from holdfast.attacks.nearest import METHODS, check_options
 from holdfast.attacks.pgd import ascend
 from holdfast.errors import InputError, did_you_mean
 from holdfast.explain.quantity import Setting
@@ -33,6 +34,7 @@ class BoundarySearch:
             one counts as not found.
         steps: of each ascent, from x in steps of 2 * budget / steps; 0 to leave the ascents out.
         attacks: minimum-norm attacks, of those that `hf.nearest` knows.
+        options: of the attacks, by name, where they differ from the defaults.
         starts: random points around x, within the distance known, from which projections look for other boundaries.
         refine: projections from each point; 0 leaves the attack's point as it is.
     """
@@ -43,6 +45,7 @@ class BoundarySearch:
     attacks: tuple[str, ...] = ("deepfool", "auto")
     starts: int = 10
     refine: int = 6
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if check_norm(self.norm) == "l1":
@@ -51,13 +54,25 @@ class BoundarySearch:
             raise InputError(f"budgets must be positive and increasing, at least one, got {self.budgets}")
         if min(self.steps, self.starts, self.refine) < 0 or (self.steps == 0 and not self.attacks):
             raise InputError(f"steps, starts and refine must be >= 0, and some attack is needed, got {self}")
-        for attack in self.attacks:
+        for attack in (*self.attacks, *self.options):
             if attack not in METHODS:
                 raise InputError(f"unknown attack '{attack}'. " + did_you_mean(attack, METHODS))
+        for attack, options in self.options.items():
+            check_options(attack, options)
 
 
-PUBLISHED = BoundarySearch(budgets=PUBLISHED_BUDGETS, steps=100, attacks=("cw",), starts=0, refine=0)
-"""The search of Wang, Fredrikson and Datta (2022) for standard models."""
+PUBLISHED = BoundarySearch(
+    budgets=PUBLISHED_BUDGETS,
+    steps=100,
+    attacks=("cw",),
+    starts=0,
+    refine=0,
+    options={"cw": {"steps": 100, "lr": 1e-2, "relative": None, "polish": 0}},
+)
+"""The search of Wang, Fredrikson and Datta (2022) for standard models, with their step size of CW, 0.01.
+
+They count points of CW up to a distance of 1.0 and those of the ascents up to 1.1; here both count up to 1.1.
+"""
 
 
 @torch.no_grad()
@@ -88,7 +103,8 @@ def _one_chunk(model: nn.Module, x: Tensor, setting: Setting, search: BoundarySe
     y = model(x).argmax(1)
     known = Nearest(x.clone(), x.new_full((len(x),), torch.inf), ("",) * len(x), torch.zeros_like(y), 0 * y + 1)
     for attack in search.attacks:
-        found = METHODS[attack](model, x, y, search.norm, setting.low, setting.high, noise=setting.noise)
+        options = search.options.get(attack, {})
+        found = METHODS[attack](model, x, y, search.norm, setting.low, setting.high, noise=setting.noise, **options)
         known = _closer(model, x, y, known, found, search.norm)
     if search.steps > 0:
         known = _closer(model, x, y, known, _ascents(model, x, y, known.distance, setting, search), search.norm)
@@ -145,8 +161,6 @@ def _ascents(
 
 HALVINGS = 22
 """Of the segment from x to a point behind the boundary, which is then known to a share of 2^-22, 2e-7, of it."""
-BEYOND = (1 + 1e-5, 1 + 1e-3)
-"""How far beyond the plane a point is tried, as a share of the way: on the plane itself rounding decides its class."""
 
 
 def _onto_boundary(
@@ -154,9 +168,7 @@ def _onto_boundary(
 ) -> tuple[Tensor, ...]:
     """The least move of x onto the boundary f_i = f_y as linearised at p, i the best other class there; p's logits."""
     w, f, logits = input_gradient(model, p, y, margin)
-    offset = (w * p).flatten(1).sum(1) - f
-    move = move_to_hyperplane(x.flatten(1), w.flatten(1), offset, norm, setting.low, setting.high)
-    return move.view_as(x), logits
+    return move_onto_plane(x, w, f, p, norm, setting.low, setting.high), logits
 
 
 def explore(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, setting: Setting, search: BoundarySearch) -> Tensor:

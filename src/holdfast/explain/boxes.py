@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import InputError, StorageError
+from holdfast.limits import without_recursion
 
 COLUMNS = ("input", "x0", "y0", "x1", "y1")
 
@@ -87,7 +88,7 @@ def _csv(text: str, path: Path) -> list[list[float]]:
 
 def _coco(text: str, path: Path) -> list[list[float]]:
     try:
-        content: dict[str, Any] = json.loads(text)
+        content: dict[str, Any] = without_recursion(lambda: json.loads(text))
         images = {image["id"]: i for i, image in enumerate(content["images"])}
         sizes = [(float(image["width"]), float(image["height"])) for image in content["images"]]
         rows = []
@@ -95,7 +96,7 @@ def _coco(text: str, path: Path) -> list[list[float]]:
             x0, y0, width, height = (float(number) for number in note["bbox"])
             position = images[note["image_id"]]
             rows.append([float(position), x0, y0, x0 + width, y0 + height, *sizes[position]])
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"'{path}' is not a COCO file with images (id, width, height) and annotations (image_id, bbox): {error!r}"
         ) from error

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks import attack
+from holdfast.certify.confidence import clopper_pearson
 from holdfast.checks import check_task
 from holdfast.errors import InputError
 from holdfast.explain import explain
@@ -76,25 +77,30 @@ def scores(attribution: Tensor, mask: Tensor, *, per_channel: bool = False) -> S
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean over the inputs with a score, standard error of the mean, and how many there were."""
+    """Mean over the inputs with a score.
+
+    Attributes:
+        mean: NaN where no input has a score.
+        error: standard error of the mean.
+        count: inputs with a score.
+        interval: 95 % interval of the mean: 1.96 standard errors to both sides; of a share of the inputs, the exact one
+            of Clopper and Pearson.
+    """
 
     mean: float
     error: float
     count: int
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the mean, normal approximation."""
-        return self.mean - 1.96 * self.error, self.mean + 1.96 * self.error
+    interval: tuple[float, float]
 
 
-def mean_of(values: Tensor) -> Mean:
-    """Mean of (B,) values without those that are NaN."""
+def mean_of(values: Tensor, *, share: bool = False) -> Mean:
+    """Mean of (B,) values without those that are NaN; `share` says that each of them is 0 or 1."""
     kept = values[torch.isfinite(values)].double()
     if len(kept) == 0:
-        return Mean(math.nan, math.nan, 0)
-    spread = float(kept.std()) if len(kept) > 1 else math.nan
-    return Mean(float(kept.mean()), spread / math.sqrt(len(kept)), len(kept))
+        return Mean(math.nan, math.nan, 0, (math.nan, math.nan))
+    mean, error = float(kept.mean()), float(kept.std()) / math.sqrt(len(kept)) if len(kept) > 1 else math.nan
+    normal = (mean - 1.96 * error, mean + 1.96 * error)
+    return Mean(mean, error, len(kept), clopper_pearson(int(kept.sum()), len(kept)) if share else normal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +168,8 @@ def locality(
     kept = {name: torch.where(good, getattr(found, name), torch.nan) for name in SCORES}
     undefined = ["the attribution has no positive value" if bool(torch.isnan(v)) else "" for v in found.precision]
     problem = tuple(reason or other for reason, other in zip(masks.problem, undefined, strict=True))
-    return Locality(Scores(**kept), {name: mean_of(v) for name, v in kept.items()}, explanation, problem)
+    means = {name: mean_of(v, share=name == "pointing") for name, v in kept.items()}
+    return Locality(Scores(**kept), means, explanation, problem)
 
 
 def protocol(

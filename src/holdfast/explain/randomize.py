@@ -22,10 +22,12 @@ class Randomised:
     Attributes:
         layers: names of the layers randomised at each stage; none at stage 0.
         correlation: (stages, B) Spearman's rank correlation of the absolute values with those of the intact model.
+        compared: (B,) share of the values that were compared; the others are zero at every stage.
     """
 
     layers: tuple[tuple[str, ...], ...]
     correlation: Tensor
+    compared: Tensor
 
 
 def randomised(
@@ -41,7 +43,13 @@ def randomised(
     """Explains the same inputs by ever more random models; the model itself is not changed.
 
     Weights become normal random numbers with the norm that the tensor had, so that activations keep their size. Methods
-    that look for a boundary look for that of the randomised model. An explanation that passes ends near correlation 0.
+    that look for a boundary look for the boundary of the randomised model. An explanation that passes ends near
+    correlation 0.
+
+    Values whose attribution is exactly zero at every stage are not compared. They are zero whatever the weights are:
+    a method that multiplies by x - b gives nothing to the pixels that equal the baseline b. On digits those are most
+    pixels, all tied at the lowest rank, and alone they held the correlation of two unrelated models above 0.9. What is
+    left still holds the factor x - b, which no weights change; such methods may end well above 0.
 
     Args:
         x: inputs, (B, ...).  y: classes, (B,).
@@ -54,17 +62,17 @@ def randomised(
     layers = [name for name, module in network.named_modules() if list(module.parameters(recurse=False))][::-1]
     if not layers:
         raise InputError("the model has no parameters to randomise")
-    first = explain(network, x, y, method, seed=seed, **options).attribution
     stages: list[tuple[str, ...]] = [()]
-    correlation = [rank_correlation(first.abs(), first.abs())]
+    sizes = [explain(network, x, y, method, seed=seed, **options).attribution.abs()]
     modules = dict(network.named_modules())
     for start in range(0, len(layers), at_once):
         stages.append(tuple(layers[start : start + at_once]))
         for offset, name in enumerate(stages[-1], start):
             _destroy(modules[name], Noise.for_batch(seed, 1).fork(offset))
-        now = explain(network, x, y, method, seed=seed, **options).attribution
-        correlation.append(rank_correlation(first.abs(), now.abs()))
-    return Randomised(tuple(stages), torch.stack(correlation))
+        sizes.append(explain(network, x, y, method, seed=seed, **options).attribution.abs())
+    free = torch.stack(sizes).ne(0).any(0)
+    correlation = torch.stack([rank_correlation(sizes[0], size, among=free) for size in sizes])
+    return Randomised(tuple(stages), correlation, free.flatten(1).double().mean(1))
 
 
 def randomise_all(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -81,13 +89,20 @@ def _destroy(module: nn.Module, noise: Noise) -> None:
         parameter.copy_(random * parameter.norm() / random.norm().clamp(min=1e-30))
 
 
-def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+def rank_correlation(a: Tensor, b: Tensor, *, among: Tensor | None = None) -> Tensor:
     """Spearman's correlation of each input, (B, ...) and (B, ...) -> (B,); 0 where all values of one are equal.
 
     Equal values share their mean rank.
+
+    Args:
+        a, b: (B, ...) each.
+        among: (B, ...) bool, the values that count; all if it is not given.
     """
-    ranks = [_ranks(t.flatten(1).double()) for t in (a, b)]
-    centred = [r - r.mean(1, keepdim=True) for r in ranks]
+    kept = (torch.ones_like(a, dtype=torch.bool) if among is None else among).flatten(1)
+    # Values that do not count come last, and so change no rank of the others.
+    ranks = [_ranks(t.flatten(1).double().masked_fill(~kept, torch.inf)) for t in (a, b)]
+    count = kept.sum(1, keepdim=True).clamp(min=1)
+    centred = [(r - (r * kept).sum(1, keepdim=True) / count) * kept for r in ranks]
     size = (centred[0].square().sum(1) * centred[1].square().sum(1)).sqrt()
     return (centred[0] * centred[1]).sum(1) / size.clamp(min=1e-30)
 
