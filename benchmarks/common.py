@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-import holdfast as hf
-from holdfast.data import cache_root
+if TYPE_CHECKING:
+    from torch import nn
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -98,7 +96,7 @@ def store_cell(
     print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k not in silent})}", flush=True)
 
 
-def trained_model(recipe: str, cache: Path | None = None, **overrides: Any) -> nn.Module:
+def trained_model(recipe: str, cache: Path | None = None, **overrides: Any) -> "nn.Module":
     """The model of a shipped recipe, from the cache if it was trained before.
 
     Args:
@@ -106,6 +104,10 @@ def trained_model(recipe: str, cache: Path | None = None, **overrides: Any) -> n
         cache: folder of trained models; "benchmarks" in the cache folder of Holdfast if none is given.
         **overrides: keys of the recipe; a model trained with them is kept apart.
     """
+    # Imported here: a benchmark that trains nothing need not wait for torch.
+    import holdfast as hf
+    from holdfast.data import cache_root
+
     folder = cache or cache_root() / "benchmarks"
     changes = "".join(f"-{key}-{value}" for key, value in sorted(overrides.items()))
     path = folder / f"{recipe}{changes}.safetensors"

@@ -4,9 +4,11 @@ Parts, which can run at different times and are put together in one file of resu
 
 - captum: integrated gradients, saliency and SmoothGrad against Captum at batch 32 and 50 steps: largest difference, and
   ratio of CPU times.
-- boundary: how near the boundary search comes to the exact answer on small ReLU networks: l2 by branch and bound over
-  the sides of the ReLUs, linf by bisection with mixed-integer programming.
+- boundary: how near the boundary search, and the published one, come to the exact answer on small ReLU networks, three
+  of each shape: l2 by branch and bound over the sides of the ReLUs, linf by bisection with mixed-integer programming.
 - completeness: error of integrated gradients and BIG at the default options.
+- randomise: rank correlation of an explanation with itself while the layers lose their weights, from the last down, for
+  three seeds of a standard and of a robust model.
 - locality: a standard and several adversarially trained CNNs on the digit scenes: locality of saliency, integrated
   gradients and BIG, and alignment of the gradient with the boundary's normal, against robust accuracy.
 
@@ -30,7 +32,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
+from common import (
+    RESULTS,
+    Neighbours,
+    describe_markdown,
+    describe_run,
+    markdown_table,
+    read_results,
+    store_cell,
+    trained_model,
+)
 from torch import Tensor, nn
 
 import holdfast as hf
@@ -41,12 +52,13 @@ from holdfast.explain.boundary import nearest_boundary
 from holdfast.explain.exact import exact_boundary
 from holdfast.explain.local import BLOCK, noise_blocks
 from holdfast.explain.locality import METHODS, SCORES, Mean, mean_of, protocol
+from holdfast.explain.randomize import randomise_all, randomised, rank_correlation
 from holdfast.explain.stability import alignment
 from holdfast.explain.trust import setting_for
 from holdfast.random import Noise
 
 NAME = "explain"
-PARTS = ("captum", "boundary", "completeness", "locality")
+PARTS = ("captum", "boundary", "completeness", "randomise", "locality")
 PACKAGES = ("holdfast", "torch")
 BATCH, STEPS = 32, 50
 Cell = dict[str, Any]
@@ -194,10 +206,14 @@ def exact_linf(model: nn.Module, x: Tensor, y: Tensor, found: Tensor, halvings: 
     return lower
 
 
+SHAPES = ((2, (8, 8), 3), (5, (10, 8), 4), (8, (12,), 3), (10, (10, 8), 4))
+SEEDS = 3
+
+
 def measure_boundary(folder: Path, count: int = 100) -> None:
     """Share of the inputs whose boundary point is within 2 % of the exact distance; the published search beside it."""
-    for features, hidden, classes in ((2, (8, 8), 3), (5, (10, 8), 4), (8, (12,), 3), (10, (10, 8), 4)):
-        model = small_network(features, hidden, classes, seed=features)
+    for (features, hidden, classes), run in itertools.product(SHAPES, range(SEEDS)):
+        model = small_network(features, hidden, classes, seed=100 * run + features)
         x = torch.rand(count, features).double()
         y = model(x).argmax(1)
         ours = nearest_boundary(model, x, setting_for(x), BoundarySearch())
@@ -210,7 +226,8 @@ def measure_boundary(folder: Path, count: int = 100) -> None:
         linf = nearest_boundary(model, x[part], setting_for(x[part]), BoundarySearch(norm="linf")).distance
         cell |= near("linf", linf / exact_linf(model, x[part], y[part], linf))
         cell["gradients"] = round(float(ours.gradients.double().mean()))
-        store(folder, "boundary", f"{features}-{'-'.join(map(str, hidden))}-{classes}", cell)
+        cell["published gradients"] = round(float(published.gradients.double().mean()))
+        store(folder, "boundary", f"{features}-{'-'.join(map(str, hidden))}-{classes}, run {run}", cell)
 
 
 def near(name: str, ratio: Tensor) -> Cell:
@@ -250,6 +267,26 @@ def measure_completeness(folder: Path, count: int = 200) -> None:
             }
             what = ", ".join(f"{k} {v}" for k, v in options.items()) or "default"
             store(folder, "completeness", f"{method}, {what}; {recipe}", cell)
+
+
+# --- Randomised weights -----------------------------------------------------------------------------------------------
+
+
+def measure_randomised(folder: Path, models: Path | None, seeds: int = 3, count: int = 24) -> None:
+    """Mean correlation after each layer; with other random weights in all layers also over all values."""
+    x = hf.load_data("mnist-mini").test.x[:count]
+    for recipe, seed in itertools.product(("mnist-mini-standard", "mnist-mini-at"), range(seeds)):
+        model = trained_model(recipe, models, seed=seed)
+        y, random = model(x).argmax(1), randomise_all(copy.deepcopy(model), seed)
+        for method in METHODS:
+            found = randomised(model, x, y, method, seed=seed)
+            both = [hf.explain(network, x, y, method, seed=seed).attribution.abs() for network in (model, random)]
+            cell = {
+                "by layers destroyed": [round(value, 2) for value in found.correlation.mean(1).tolist()],
+                "compared": round(float(found.compared.mean()), 2),
+                "another draw, over all values": round(float(rank_correlation(*both).mean()), 2),
+            }
+            store(folder, "randomise", f"{method}; {recipe}, seed {seed}", cell)
 
 
 # --- Locality ---------------------------------------------------------------------------------------------------------
@@ -318,7 +355,11 @@ def measure_locality(folder: Path, models: Path, done: dict[str, Any], *, scenes
         for name in dict.fromkeys(row["model"] for row in rows):
             own = [row for row in rows if row["model"] == name]
             cell = {"accuracy": percent(own[0]["accuracy"]), "robust": percent(own[0]["robust"])}
-            cell |= {f"{row['method']} {score}": as_list(row[score]) for row in own for score in SCORES}
+            cell |= {
+                f"{row['method']} {score}": as_list(row[score], share=score == "pointing")
+                for row in own
+                for score in SCORES
+            }
             if name == key:
                 half = part[: count // 2]
                 angles = alignment(model, half.x, half.y)
@@ -333,9 +374,15 @@ def percent(share: float) -> float:
     return round(100 * share, 1)
 
 
-def as_list(mean: Mean) -> list[float]:
-    """Mean, and half of the 95 % interval."""
-    return [round(mean.mean, 4), round(1.96 * mean.error, 4)]
+def as_list(mean: Mean, *, share: bool = False) -> list[float]:
+    """Mean and half of the 95 % interval; of a share, whose interval does not lie evenly around it, mean and ends."""
+    interval = mean.interval if share else (1.96 * mean.error,)
+    return [round(value, 4) for value in (mean.mean, *interval)]
+
+
+def interval_text(mean: float, *interval: float) -> str:
+    """What `as_list` gives, as text."""
+    return f"{mean:.3f} " + (f"± {interval[0]:.3f}" if len(interval) == 1 else "({:.3f} to {:.3f})".format(*interval))
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
@@ -344,7 +391,13 @@ def as_list(mean: Mean) -> list[float]:
 def to_markdown(record: dict[str, Any]) -> str:
     """The results as a page."""
     lines = ["# Explanations", "", "Made by benchmarks/explain.py; its docstring says what is done."]
-    for part, table in (("captum", _captum), ("boundary", _plain), ("completeness", _plain), ("locality", _locality)):
+    for part, table in (
+        ("captum", _captum),
+        ("boundary", _plain),
+        ("completeness", _plain),
+        ("randomise", _plain),
+        ("locality", _locality),
+    ):
         if part in record:
             lines += ["", f"## {part}", "", table(record[part])]
     runs = {describe_markdown(cell["run"]) for cells in record.values() for cell in cells.values()}
@@ -381,12 +434,16 @@ def _locality(cells: dict[str, Cell]) -> str:
     rows = []
     for key in order:
         cell = cells[key]
-        values = [f"{cell[c][0]:.3f} ± {cell[c][1]:.3f}" if c in cell else "" for c in columns]
+        values = [interval_text(*cell[c]) if c in cell else "" for c in columns]
         rows.append((key, cell["accuracy"], cell["robust"], *values))
     first = markdown_table(("model", "accuracy", f"robust, {THREAT}", *columns), rows)
     full = [f"{method} {score}" for method in METHODS for score in SCORES if score != "f1"]
-    rows = [(key, *(f"{cells[key][c][0]:.3f} ± {cells[key][c][1]:.3f}" for c in full)) for key in order]
-    return first + "\n\nMeans with 95 % intervals.\n\n" + markdown_table(("model", *full), rows)
+    rows = [(key, *(interval_text(*cells[key][c]) for c in full)) for key in order]
+    return (
+        first
+        + "\n\nMeans with 95 % intervals; Clopper-Pearson for pointing, which is a share of the inputs.\n\n"
+        + markdown_table(("model", *full), rows)
+    )
 
 
 # --- Command line -----------------------------------------------------------------------------------------------------
@@ -396,7 +453,7 @@ def main() -> None:
     """Runs the part that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, required=True)
-    parser.add_argument("--models", type=Path, help="folder for the trained models of 'locality'")
+    parser.add_argument("--models", type=Path, help="folder for the trained models of 'locality' and 'randomise'")
     parser.add_argument("--resume", action="store_true", help="leave out models that are among the results")
     parser.add_argument("--scenes", type=int, default=8000, help="to train on (default: 8000)")
     parser.add_argument("--inputs", type=int, default=500, help="test scenes that are scored (default: 500)")
@@ -410,6 +467,8 @@ def main() -> None:
         measure_boundary(options.out)
     elif options.part == "completeness":
         measure_completeness(options.out)
+    elif options.part == "randomise":
+        measure_randomised(options.out, options.models)
     else:
         if options.models is None:
             parser.error("the part 'locality' needs --models")
