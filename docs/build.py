@@ -51,8 +51,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def options(method: Method) -> str:
-    """The names of the options; `noise` is left out, since it is how the front door hands over the seed."""
-    return " ".join(f"`{option}`" for option in method.options if option != "noise")
+    """The names of the options."""
+    return " ".join(f"`{option}`" for option in method.options)
 
 
 def methods_page() -> str:

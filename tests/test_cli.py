@@ -131,7 +131,7 @@ def test_train_then_audit_then_report(holdfast, tmp_path):
     small = ["--n", 20, "--budgets", 2]
     code, out, _ = holdfast("audit", "run/model.safetensors", *small)
     assert code == 0
-    assert "of 20 inputs hold at linf:0.1." in out
+    assert "of 20 inputs hold at linf:0.1" in out
     assert "report: runs/audit-model-linf-0.1/report.html" in out
     assert (tmp_path / "runs" / "audit-model-linf-0.1" / "report.html").is_file()
 

@@ -65,13 +65,16 @@ def test_nonuniform_2d_draws_the_boxes(capsys, tmp_path):
     assert (tmp_path / "plane.svg").read_text().startswith("<svg")
 
 
-def test_two_moons_draws_three_traces(capsys, tmp_path):
-    load("two_moons").main(epochs=3, width=8, small=4, out=tmp_path / "moons")
+def test_two_moons_compares_traces_over_seeds(capsys):
+    load("two_moons").main(seeds=2, epochs=3, width=8)
     rows = capsys.readouterr().out.splitlines()
-    assert [row.split(":")[0] for row in rows] == ["Standard", "Top", "Full"]
-    traces = [float(re.search(r"trace (\S+);", row)[1]) for row in rows]
-    assert traces[0] > max(traces[1:]) > 0
-    assert (tmp_path / "moons" / "trace.svg").read_text().count("<polyline") == 3
+    pattern = r"(\w+): trace (\S+) \((\S+) to (\S+)\); below Standard with (\d) of 2 seeds"
+    found = [re.fullmatch(pattern, row).groups() for row in rows]
+    assert [arm for arm, *_ in found] == ["Standard", "Top", "Full"]
+    for _, mean, low, high, _ in found:
+        assert 0 < float(low) <= float(mean) <= float(high)
+    assert float(found[0][2]) < float(found[0][3])  # the seeds make a difference
+    assert found[0][4] == "0"
 
 
 def test_masked_gradients_fool_plain_pgd_alone(capsys):
@@ -169,10 +172,15 @@ def test_certified_landscape_draws_smoothness_and_a_path(capsys, tmp_path):
     assert (tmp_path / "l" / "path.svg").read_text().count("<polyline") == 2
 
 
-def test_two_moons_reject_compares_two_ways_to_say_no(capsys, tmp_path):
-    load("two_moons_reject").main(epochs=30, out=tmp_path / "m")
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    for name in ("gloro", "centroid"):
+def test_two_moons_reject_compares_two_ways_to_say_no_over_seeds(capsys, tmp_path):
+    load("two_moons_reject").main(seeds=2, epochs=30, out=tmp_path / "m")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split(":")[0] for row in rows] == ["gloro", "centroid"]
+    for row in rows:
+        shares = [float(share) for share in re.findall(r"([\d.]+)%", row)]
+        assert len(shares) == 6
+        assert all(low <= high for low, high in zip(shares[::2], shares[1::2], strict=True))
+    for name in ("gloro-0", "gloro-1", "centroid-0", "centroid-1"):
         assert "<svg" in (tmp_path / "m" / f"{name}.svg").read_text()
 
 

@@ -4,6 +4,7 @@ import torch
 import holdfast as hf
 from holdfast import registry
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
+from holdfast.random import Noise
 
 
 def test_every_method_says_what_it_is():
@@ -33,6 +34,14 @@ def test_unknown_names_suggest_the_nearest():
         hf.methods("attacks")
     with pytest.raises(UnsupportedError, match="does not handle the threat 'sparse:1'"):
         hf.attack(model, x, y, hf.Sparse(1), "fgsm")
+
+
+def test_the_seed_of_the_front_door_is_no_option_and_an_option_called_noise_is_one():
+    assert all("noise" not in method.options for method in hf.methods("attack"))
+    assert {"smoothing-l1", "n-fgsm"} <= {m.name for m in hf.methods() if "noise" in m.options}
+    model, x, y = torch.nn.Linear(2, 2).eval(), torch.rand(1, 2), torch.zeros(1, dtype=torch.long)
+    with pytest.raises(InputError, match="method 'pgd' has no option 'noise'"):
+        hf.attack(model, x, y, hf.Linf(0.1), "pgd", noise=Noise.for_batch(0, 1))
 
 
 def test_registering_a_name_twice_is_a_mistake():

@@ -127,6 +127,8 @@ def test_dual_norm_is_attained_for_balls():
     assert torch.allclose(hf.Linf(1).dual_norm(g), (g * g.sign()).sum(1))
     assert torch.allclose(hf.L2(1).dual_norm(g), (g * g / g.norm(dim=1, keepdim=True)).sum(1))
     assert torch.allclose(hf.L1(1).dual_norm(g), g.abs().max(1).values)
+    radius = torch.rand(8) + 0.1
+    assert torch.allclose(hf.Box(radius).dual_norm(g), (g * radius * g.sign()).sum(1))
 
 
 @pytest.mark.parametrize("threat", ALL, ids=str)

@@ -6,8 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.allocator import reuse_blocks
-from holdfast.errors import InputError
+from holdfast.errors import InputError, UnsupportedError
 from holdfast.threats import Threat
+
+PROVABLE = (torch.float32, torch.float64)
+"""Dtypes whose rounding errors leave room for a proof."""
+CLONE = "Let its forward() begin with x = x.clone(), or set inplace=False in its first layer."
 
 
 def modules_in(model: nn.Module) -> list[nn.Module]:
@@ -59,6 +63,16 @@ def check_inputs(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
         )
 
 
+def check_precision(x: Tensor) -> None:
+    """Refuse to prove anything about a model in half precision, or less; attacks need no such check."""
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype not in PROVABLE:
+        raise UnsupportedError(
+            f"proofs need float32 or float64, and the model is in {str(x.dtype).removeprefix('torch.')}. Its rounding "
+            "errors leave no useful bound. Attacks run on it as it is; model.float() with x.float() certifies and "
+            "audits the float32 model, which is another one."
+        )
+
+
 def check_place(model: nn.Module, x: Tensor) -> None:
     """Refuse a model whose parameters or buffers lie on another device, or have another float dtype, than x."""
     device, dtype, modules = x.device, x.dtype, modules_in(model)
@@ -95,17 +109,22 @@ def check_logits(model: nn.Module, x: Tensor, chunk: int | None = None) -> Tenso
     """
     if chunk is not None and len(x) > chunk:
         return torch.cat([check_logits(model, part) for part in x.split(chunk)])
+    copy = x.detach().clone()  # what the caller holds is never shown to a model that may write into it
     try:
         with torch.no_grad():
-            logits = model(x)
+            logits = model(copy)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        advice = "Check the rank, the channels and the size that the model expects."
+        if "not implemented for" in str(error):
+            advice = f"There is no kernel for {x.dtype} on {x.device.type}: take model.float() with x.float()."
         raise InputError(
-            f"the model failed on a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]} "
-            "Check the rank, the channels and the size that the model expects."
+            f"the model failed on a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]} {advice}"
         ) from error
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != x.shape[0]:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(f"the model must return logits of shape ({x.shape[0]}, K), got {shape}")
+    if not torch.equal(copy, x):
+        raise InputError(f"the model writes into its input. {CLONE}")
     finite = torch.isfinite(logits).all(1)
     if not bool(finite.all()):
         raise InputError(f"the model returns NaN or infinite logits for input {int((~finite).nonzero()[0])}")

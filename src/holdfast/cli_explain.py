@@ -125,14 +125,16 @@ def locality_command(
     for name in method or list(METHODS):
         found = locality(network, part.x, part.y, where, name, seed=seed, **METHODS.get(name, {}))
         for score, mean in found.means.items():
-            table.add_row(name, score, f"{mean.mean:.3f}", f"± {1.96 * mean.error:.3f}", str(mean.count))
+            low, high = mean.interval
+            table.add_row(name, score, f"{mean.mean:.3f}", f"{low:.3f} to {high:.3f}", str(mean.count))
         for i, reason in enumerate(found.problem):
             scores = {score: float(getattr(found.scores, score)[i]) for score in SCORES}
             ok = bool(found.explanation.ok[i])
             rows.append({"input": i, "method": name, **scores, "ok": ok, "set_aside": reason})
     Console().print(table)
     aside = {i: reason for i, reason in enumerate(found.problem) if reason}
-    typer.echo(f"first {len(part)} test inputs of '{dataset.name}', {len(aside)} set aside; 95 %: 1.96 standard errors")
+    typer.echo(f"first {len(part)} test inputs of '{dataset.name}', {len(aside)} set aside")
+    typer.echo("95 % intervals of the mean: Clopper-Pearson for pointing, 1.96 standard errors for the others")
     for i, reason in list(aside.items())[:5]:
         typer.echo(f"set aside: input {i}, {reason}")
     if out is not None:

@@ -103,7 +103,10 @@ def embed_command(
     save_triggers(secret, out / "triggers.npz", force=force)
     save_model(marked, out / "model.safetensors", watermark={"noise": noise, "seed": seed})
     write_text(out / "history.csv", rows_text(history))
-    write_text(out / "embed.json", json.dumps({"data": data, "seed": seed, "half": half, **asdict(options)}, indent=1))
+    write_text(
+        out / "embed.json",
+        json.dumps({"data": data, "seed": seed, "half": half, **asdict(options)}, indent=1, sort_keys=True),
+    )
     console.print(f"loss {history[-1]['loss']:.4f}, triggers under noise {history[-1]['noisy_trigger_loss']:.4f}")
     typer.echo(f"model: {out / 'model.safetensors'}\ntriggers (keep them secret): {out / 'triggers.npz'}")
 
@@ -136,7 +139,7 @@ def certify_command(
         raise Interrupted(f"stopped; finished copies are in {out}. Go on: same command with --resume") from None
     how: dict[str, Any] = {"sigma": sigma, "n": n, "confidence": confidence, "union": union, "seed": seed}
     certificate = certify_watermark(network, secret, radii, **how, right=right)
-    write_text(out / "certificate.json", json.dumps(certificate.to_json()))
+    write_text(out / "certificate.json", json.dumps(certificate.to_json(), sort_keys=True))
     pairs = zip(certificate.radii, certificate.certified, strict=True)
     show(("weight radius", "certified trigger accuracy"), [(f"{r:g}", f"{value:.1%}") for r, value in pairs])
     typer.echo(

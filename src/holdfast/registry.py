@@ -3,14 +3,16 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
+from holdfast.random import Noise
 from holdfast.threats import Threat
 
 Kind = Literal["attack", "bounds", "certify", "explain", "train"]
 KINDS: tuple[Kind, ...] = ("attack", "bounds", "certify", "explain", "train")
 Guarantee = Literal["upper bound", "proof", "probabilistic proof", "none"]
+Gradients = Literal["needed", "used", "none"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -26,9 +28,11 @@ class Method:
         reference: author, title, year.
         function: the function itself.
         stochastic: whether it can be trusted on a model that draws random numbers.
+        gradients: of an attack: "needed" of the model, "used" where the model has them, or "none" at all.
         part: of a training method, the part of a recipe that it fills: "objective", "attack", "targets", ...
         smoothed: of a certificate, whether it speaks of a smoothed classifier made from the model, not of the model.
         quick: of a certificate, whether it costs next to nothing where the logits are known.
+        own_margin: of a certificate, whether its margin is in units of its own, not a difference of logits.
     """
 
     kind: Kind
@@ -42,12 +46,15 @@ class Method:
     part: str = ""
     smoothed: bool = False
     quick: bool = False
+    own_margin: bool = False
+    gradients: Gradients = "needed"
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Names of the keyword-only options."""
+        """Names of the keyword-only options; a `Noise` is none: with it the front door hands over the seed."""
         parameters = inspect.signature(self.function).parameters.values()
-        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        taken = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        return tuple(p.name for p in taken if Noise not in (p.annotation, *get_args(p.annotation)))
 
     def check(self, threat: Threat | None, options: dict[str, Any]) -> None:
         """Refuse a threat or an option that the method does not take."""
@@ -78,6 +85,8 @@ def register(
     part: str = "",
     smoothed: bool = False,
     quick: bool = False,
+    own_margin: bool = False,
+    gradients: Gradients = "needed",
 ) -> Callable[[F], F]:
     """Decorator that puts a function into the table under `name`."""
 
@@ -85,7 +94,19 @@ def register(
         if name in _METHODS[kind]:
             raise ValueError(f"{kind} '{name}' is registered twice")
         _METHODS[kind][name] = Method(
-            kind, name, summary, guarantee, threats, reference, function, stochastic, part, smoothed, quick
+            kind,
+            name,
+            summary,
+            guarantee,
+            threats,
+            reference,
+            function,
+            stochastic,
+            part,
+            smoothed,
+            quick,
+            own_margin,
+            gradients,
         )
         return function
 

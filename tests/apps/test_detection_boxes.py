@@ -179,3 +179,10 @@ def test_bad_encodings_are_refused():
         Encoding(sort="score")
     with pytest.raises(InputError, match="at least 1 cell"):
         Encoding(grid=0)
+
+
+def test_a_box_that_was_suppressed_suppresses_none():
+    """A row of three boxes: the first beats the second, which would have beaten the third."""
+    rows = [[10.0 * i, 0, 10.0 * i + 20, 10, 0.9, 0.9 - 0.1 * i, 2] for i in range(3)]
+    (kept,) = nms(torch.tensor([rows]), threshold=0.3)  # neighbours overlap by 1/3
+    assert kept[:, 0].tolist() == [0.0, 20.0]

@@ -191,3 +191,11 @@ def test_bad_truth_is_refused():
         count(found, [(torch.zeros(2, 4), torch.zeros(3).long())])
     with pytest.raises(InputError, match="tau is an overlap"):
         count(found, TRUTH, tau=0.0)
+
+
+def test_one_detection_finds_one_object_even_where_it_overlaps_two():
+    box = torch.tensor([[0.0, 0, 10, 10]])
+    one = torch.tensor([[0.0, 0, 10, 10, 0.9, 0.9, 1]])
+    two_objects = [(box.repeat(2, 1), torch.tensor([1, 1]))]
+    assert count([one], two_objects) == Counts(found=1, objects=2, detections=1)
+    assert count([one.repeat(3, 1)], two_objects) == Counts(found=2, objects=2, detections=3)

@@ -9,7 +9,7 @@ from scipy import ndimage
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.apps.detection import Encoding, SmoothedDetector
+from holdfast.apps.detection import CertifiedDetections, Encoding, SmoothedDetector
 from holdfast.errors import InputError
 
 BOXES = torch.tensor([[1.0, 2, 10, 12, 0.9, 0.8, 3], [20, 5, 30, 14, 0.7, 0.9, 1]])
@@ -179,3 +179,13 @@ def test_bad_input_is_refused():
         SmoothedDetector(lambda images: [BOXES], n=5).detect(X[:1])
     with pytest.raises(InputError, match="epsilon"):
         SmoothedDetector(fixed, n=50).certify(X, -0.1)
+
+
+def test_what_the_bounds_of_a_slot_prove_of_it():
+    inf = torch.inf
+    lower = torch.tensor([[1.0, 1, 2, 2, 3], [1.0, 1, 2, 2, 0], [1.0, 1, 2, 2, 5], [inf, inf, inf, inf, inf]])
+    upper = torch.tensor([[1.5, 1, 3, 2, 3], [1.5, 1, 3, 2, 4], [inf, inf, inf, inf, inf], [inf, inf, inf, inf, inf]])
+    found = CertifiedDetections(lower, upper, torch.zeros(4, 7), torch.zeros(4), 0.1, 0.25, 100, 0.999)
+    assert found.label.tolist() == [3, -1, -1, -1]  # proved; one of several; perhaps none; never there
+    assert found.present.tolist() == [True, True, False, False]
+    assert found.empty.tolist() == [False, False, False, True]

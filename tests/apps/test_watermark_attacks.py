@@ -18,6 +18,7 @@ from holdfast.apps.watermark import (
     fine_tune,
     noisy_accuracies,
     parameter_pgd,
+    removal,
     removal_time,
     trigger_accuracy,
 )
@@ -254,6 +255,13 @@ def test_the_log_and_the_criterion(marked):
     assert 0 == log.rows[0].seconds < log.rows[1].seconds < log.rows[2].seconds
     with pytest.raises(InputError, match="test inputs"):
         AttackLog(net, task.x[:0], task.y[:0], task.triggers, sigma=0.3)
+
+
+def test_the_log_has_the_median_of_the_noisy_copies(marked, monkeypatch):
+    task, net, _ = marked
+    monkeypatch.setattr(removal, "noisy_accuracies", lambda *a, **k: torch.tensor([9, 2, 7, 4]))
+    log = AttackLog(net, task.x, task.y, task.triggers, sigma=0.3, n=4)
+    assert log.rows[0].white_box == 4 / len(task.triggers)
 
 
 def test_removal_needs_both_conditions_in_time():

@@ -17,6 +17,7 @@ from holdfast.apps.watermark import (
     noisy_accuracies,
     null_test,
     trigger_accuracy,
+    verify,
     verify_black_box,
     verify_white_box,
 )
@@ -127,6 +128,23 @@ def test_the_bound_fails_no_more_often_than_it_may():
         bound = WatermarkCertificate(**values, right=tuple(row)).at(epsilon)
         fails += bound * 10 > exact
     assert 0 < fails <= runs * (1 - confidence) + 3 * math.sqrt(runs * 0.1 * 0.9)
+
+
+def test_the_certificate_is_the_order_statistic_of_the_golden_rank(net):
+    """n = 100 copies with 1, ..., 100 right answers, in any order: the value of rank q is q."""
+    triggers, radii = some_triggers(), (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
+    right = torch.randperm(100) + 1
+    certificate = certify_watermark(net, triggers, radii, sigma=1.0, n=100, confidence=0.99, right=right)
+    golden = [31, 24, 17, 12, 8, 5, 2]
+    assert [round(value * 20) for value in certificate.certified] == golden
+    assert [round(certificate.at(radius) * 20) for radius in radii] == golden
+    assert certificate.median * 20 == pytest.approx(50)  # half of the copies are not above it
+    # All seven together: each at the confidence 1 - 0.01 / 7.
+    union = certify_watermark(net, triggers, radii, sigma=1.0, n=100, confidence=0.99, right=right, union=True)
+    each = stats.norm.cdf([-r for r in radii])
+    assert [round(value * 20) for value in union.certified] == [
+        max(q for q in range(101) if stats.binom.cdf(q - 1, 100, p) <= 0.01 / 7) for p in each
+    ]
 
 
 @given(st.integers(0, 5), st.floats(0.05, 2.0))
@@ -305,7 +323,7 @@ def test_black_box_verdicts(owned):
     verdict = verify_black_box(answering(owned), owned)
     assert verdict.claim
     assert verdict.accuracy == 1.0
-    assert verdict.p_value == pytest.approx(1e-30)
+    assert verdict.p_value == pytest.approx(1e-30, rel=1e-9, abs=0)
     assert verdict.exact
     least = round(verdict.threshold * 30)
     assert verify_black_box(answering(owned, wrong=30 - least), owned).claim
@@ -321,7 +339,7 @@ def test_white_box_verdicts_know_the_distance(owned):
     same = verify_white_box(model, owned, sigma=sigma, n=51, original=model, certificate=certificate)
     assert same.claim
     assert same.distance == same.buffer_distance == 0.0
-    assert same.p_value == pytest.approx(2e-30)
+    assert same.p_value == pytest.approx(2e-30, rel=1e-9, abs=0)
     assert same.certified == certificate.at(0.0)
     moved = answering(owned)
     with torch.no_grad():
@@ -334,6 +352,47 @@ def test_white_box_verdicts_know_the_distance(owned):
     plain = verify_white_box(moved, owned, sigma=sigma, n=51)
     assert plain.distance is None
     assert plain.certified is None
+
+
+def tail(right, count, classes):
+    return sum(math.comb(count, i) * (classes - 1) ** (count - i) for i in range(right, count + 1)) / classes**count
+
+
+@pytest.mark.parametrize(("counts", "right"), [([30, 9, 25, 12], 12), ([30, 9, 25, 12, 11], 12), ([5, 10], 5)])
+def test_the_median_of_a_suspect_is_one_that_half_of_the_copies_reach(counts, right, owned, monkeypatch):
+    monkeypatch.setattr(verify, "noisy_accuracies", lambda *a, **k: torch.tensor(counts))
+    verdict = verify_white_box(answering(owned), owned, sigma=1e-3, n=len(counts))
+    assert 2 * sum(count >= right for count in counts) >= len(counts)
+    assert verdict.accuracy == right / 30
+    assert verdict.p_value == pytest.approx(2 * tail(right, 30, 10), rel=1e-9, abs=0)
+
+
+def test_a_white_box_claim_allows_half_of_the_false_claims(owned, monkeypatch):
+    """By Markov's inequality P[median >= r] <= 2 P[Bin >= r]: the tail itself must stay below one half of the limit."""
+    limit = 1.5 * tail(8, 30, 10)  # 8 right answers will do without the factor, and will not with it
+    assert tail(8, 30, 10) <= limit < 2 * tail(8, 30, 10)
+    claims = []
+    for right in (8, 9):
+        monkeypatch.setattr(verify, "noisy_accuracies", lambda *a, right=right, **k: torch.full((5,), right))
+        verdict = verify_white_box(answering(owned), owned, sigma=1e-3, n=5, false_claim=limit)
+        assert verdict.claim == (verdict.p_value <= limit)
+        assert verdict.threshold == 9 / 30
+        claims.append(verdict.claim)
+    assert claims == [False, True]
+    assert verify_black_box(answering(owned), owned, false_claim=limit).threshold == 8 / 30
+
+
+def test_the_certified_accuracy_is_that_of_the_whole_distance(owned, monkeypatch):
+    """n = 100 copies with 1, ..., 100 right answers: at sigma 1 the golden ranks of the radii 0.2 and 0.4."""
+    model, moved = answering(owned), answering(owned)
+    right = torch.arange(1, 101)
+    certificate = certify_watermark(model, owned, [0.0], sigma=1.0, n=100, confidence=0.99, right=right)
+    monkeypatch.setattr(verify, "noisy_accuracies", lambda *a, **k: torch.tensor([9]))
+    for distance, rank in ((0.2, 31), (0.4, 24)):
+        with torch.no_grad():
+            moved[1].bias[0] = model[1].bias[0] + distance * (1 - 1e-5)
+        found = verify_white_box(moved, owned, sigma=1.0, n=1, original=model, certificate=certificate)
+        assert found.certified == rank / 30
 
 
 def test_other_buffers_are_outside_of_the_certificate():

@@ -1,6 +1,7 @@
 """One call for every data set: a known name, or the path of your own files."""
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -127,9 +128,9 @@ def _load_named(name: str, root: str | os.PathLike[str] | None) -> Dataset:
     folder = cache_root(root)
     read = find_source(SOURCES[name], folder)
     if read is None:
-        where = "" if root is None else f" --root {folder}"
+        get = shlex.join(["holdfast", "data", "get", name, *([] if root is None else ["--root", str(folder)])])
         raise StorageError(
-            f"'{name}' is not in '{folder}'. Run `holdfast data get {name}{where}` to download it "
+            f"'{name}' is not in '{folder}'. Run `{get}` to download it "
             f"({SOURCES[name].size / 1e6:.0f} MB), or pass the path of its files."
         )
     return read()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from holdfast.apps.detection.boxes import COLUMNS, LABEL, OBJECTNESS, SCORE, check_detections
 from holdfast.errors import InputError, StorageError, UnsupportedError
+from holdfast.limits import without_recursion
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,8 @@ def coco_ap(truth: str | os.PathLike[str], detections: str | os.PathLike[str]) -
 
 def _read(path: str | os.PathLike[str]) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        return without_recursion(lambda: json.loads(text))
     except OSError as error:
         raise StorageError(f"cannot read '{os.fspath(path)}': {error.strerror or error}") from error
     except ValueError as error:
@@ -158,7 +160,7 @@ def _read(path: str | os.PathLike[str]) -> Any:
 
 def _write(path: str | os.PathLike[str], content: object) -> None:
     try:
-        Path(path).write_text(json.dumps(content), encoding="utf-8")
+        Path(path).write_text(json.dumps(content, sort_keys=True), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"cannot write '{os.fspath(path)}': {error.strerror or error}") from error
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from holdfast.apps.watermark.certify import WatermarkCertificate, noisy_accuracies
 from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.errors import InputError, StorageError
+from holdfast.limits import parse_json, read_text
 from holdfast.train.files import write_text
 
 
@@ -51,7 +52,7 @@ def _read(path: Path, head: str) -> list[int]:
 def read_certificate(path: Path) -> WatermarkCertificate:
     """The certificate in a JSON file."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         raise StorageError(f"cannot read the certificate '{path}': {error}") from error
     if not isinstance(values, dict):
