@@ -5,6 +5,7 @@ DistributedDataParallel; the few numbers that all must agree on travel in one sm
 """
 
 import atexit
+import gc
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,18 @@ def find_workers() -> Workers:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        atexit.register(distributed.destroy_process_group)
+        atexit.register(_leave)
     return Workers(distributed.get_rank(), count)
+
+
+def _leave() -> None:
+    """Destroy the group before the interpreter ends.
+
+    DistributedDataParallel sits in a reference cycle and keeps the group's threads running; without the collection
+    one process in twenty aborted on its way out ("terminate called without an active exception").
+    """
+    gc.collect()
+    distributed.destroy_process_group()
 
 
 class _Step(nn.Module):
