@@ -36,9 +36,11 @@ from common import describe_markdown, describe_run, load_average, markdown_table
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.bounds import alpha, interval, linear
-from holdfast.bounds.graph import trace
-from holdfast.bounds.region import region
+from holdfast.bounding import interval
+from holdfast.bounding.core.region import region
+from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.linear import alpha
+from holdfast.bounding.linear import relaxation as linear
 
 PACKAGES = ("holdfast", "torch", "auto_LiRPA")
 OURS, SOUND, PATCHES, MATRIX = "holdfast", "holdfast, sound", "auto_LiRPA, patches", "auto_LiRPA, matrix"

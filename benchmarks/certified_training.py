@@ -33,7 +33,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.data import Dataset
-from holdfast.train.initial import ibp_weights
+from holdfast.training.initial_weights import ibp_weights
 
 NAME = "certified_training"
 PARTS = ("linf", "reach", "patch", "cifar", "time", "survive")

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
-from holdfast.allocator import reuse_blocks
-from holdfast.train.objectives.certified import certified_loss, interval_bound, linear_bound
+from holdfast.training.objectives.certified import certified_loss, interval_bound, linear_bound
+from holdfast.utils.allocator import reuse_blocks
 
 Cell = dict[str, Any]
 

@@ -42,7 +42,7 @@ from holdfast.apps.detection import (
     train_denoiser,
     train_tiny,
 )
-from holdfast.apps.detection.smoothed import CERTIFIED, Draws
+from holdfast.apps.detection.smoothed_detector import CERTIFIED, Draws
 from holdfast.data import DetectionScenes, detection_scenes
 
 NAME = "detection"

@@ -45,16 +45,16 @@ from common import (
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.certify.milp import exact_margin
+from holdfast.certificates.complete.milp import exact_margin
 from holdfast.data import Dataset
-from holdfast.explain import PUBLISHED, BoundarySearch
-from holdfast.explain.boundary import nearest_boundary
-from holdfast.explain.exact import exact_boundary
-from holdfast.explain.local import BLOCK, noise_blocks
-from holdfast.explain.locality import METHODS, SCORES, Mean, mean_of, protocol
-from holdfast.explain.randomize import randomise_all, randomised, rank_correlation
-from holdfast.explain.stability import alignment
-from holdfast.explain.trust import setting_for
+from holdfast.explanations import PUBLISHED, BoundarySearch
+from holdfast.explanations.core.boundary import nearest_boundary
+from holdfast.explanations.core.exact_boundary import exact_boundary
+from holdfast.explanations.evaluate.locality import METHODS, SCORES, Mean, mean_of, protocol
+from holdfast.explanations.evaluate.randomise import randomise_all, randomised, rank_correlation
+from holdfast.explanations.evaluate.stability import alignment
+from holdfast.explanations.evaluate.trust import setting_for
+from holdfast.explanations.saliency import BLOCK, noise_blocks
 from holdfast.random import Noise
 
 NAME = "explain"

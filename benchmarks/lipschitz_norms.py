@@ -14,16 +14,16 @@ from common import markdown_table
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.bounds.graph import trace, trace_batch
-from holdfast.bounds.lipschitz import lipschitz_estimate
-from holdfast.bounds.lipschitz_layers import in_double
-from holdfast.bounds.ops import Affine, Conv, Linear
-from holdfast.bounds.spectral import domain, linear_part, norm_bound, norm_estimate
+from holdfast.bounding.graph.ops import Affine, Conv, Linear
+from holdfast.bounding.graph.trace import trace, trace_batch
+from holdfast.bounding.lipschitz.constants import lipschitz_estimate
+from holdfast.bounding.lipschitz.single_layers import in_double
+from holdfast.bounding.lipschitz.spectral import domain, linear_part, norm_bound, norm_estimate
 from holdfast.data import Dataset
-from holdfast.models.liresnet import LinearResidual
-from holdfast.train.objectives.gloro import emma_loss, ramp_loss
-from holdfast.train.optimize import make_optimizer
-from holdfast.train.recipe import OptimizerPart
+from holdfast.models.zoo.liresnet import LinearResidual
+from holdfast.training.objectives.gloro import emma_loss, ramp_loss
+from holdfast.training.optimizer import make_optimizer
+from holdfast.training.recipe.recipe import OptimizerPart
 
 Cell = dict[str, Any]
 

@@ -4,7 +4,7 @@ One model of standard training, at a budget where hardly anything survives, and 
 what it predicts: rounding of its input to 8 bits, logits times 1000, a softmax at its end (plain, and of logits times
 100), Gaussian noise on its input. A figure far above that of the bare model is a failure of the attack.
 
-Contenders: `cascade` of Holdfast with the indicators of `holdfast.attacks.trust`, PGD of torchattacks, foolbox and ART
+Contenders: `cascade` of Holdfast with `holdfast.attacks.core.indicators`, PGD of torchattacks, foolbox and ART
 (40 steps of 2.5 eps / steps from a random point, the same for all), and AutoAttack of torchattacks on fewer inputs. All
 examples of the peers are checked for the budget. A random model is judged by its mean softmax over 100 draws, for
 everybody.
@@ -33,7 +33,7 @@ from common import RESULTS, Neighbours, describe_markdown, describe_run, markdow
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.attacks import trust
+from holdfast.attacks.core import indicators as trust
 from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
 from holdfast.data import Split
 

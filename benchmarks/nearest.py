@@ -32,7 +32,7 @@ from common import RESULTS, Neighbours, describe_markdown, describe_run, markdow
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.attacks.minimum_norm import norm_of
+from holdfast.attacks.core.minimum_norm import norm_of
 from holdfast.data import Split
 
 NAME = "nearest"

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast.analyze.bounding_maps import similarity
-from holdfast.certify.margins import crown, fastlin
-from holdfast.certify.nonuniform import nonuniform
-from holdfast.certify.pec import pec
-from holdfast.certify.radius import search_radius
+from holdfast.certificates.core.margins import crown, fastlin
+from holdfast.certificates.core.radius import search_radius
+from holdfast.certificates.nonuniform import nonuniform
+from holdfast.certificates.pec import pec
 
 PACKAGES = ("holdfast", "torch")
 KINDS = {"linf": hf.Linf, "l2": hf.L2}

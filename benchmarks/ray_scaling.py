@@ -23,10 +23,10 @@ from common import RESULTS, describe_markdown, describe_run, load_average, markd
 from torch import nn
 
 import holdfast as hf
-from holdfast.audit.engine import Engine, local
-from holdfast.audit.ray_engine import ray_engine
-from holdfast.audit.tasks import Found, Task
-from holdfast.bounds import Ascent
+from holdfast.audits.engine import Engine, local
+from holdfast.audits.ray_engine import ray_engine
+from holdfast.audits.task import Found, Task
+from holdfast.bounding import Ascent
 
 NAME = "ray_scaling"
 PACKAGES = ("holdfast", "torch", "ray")

@@ -30,9 +30,9 @@ from scipy import stats
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.certify.confidence import binomial_lower, looks
-from holdfast.certify.smoothing_stopping import stopping
+from holdfast.certificates.smoothing.stopping import stopping
 from holdfast.data import Dataset
+from holdfast.utils.intervals import binomial_lower, looks
 
 NAME = "smoothing"
 PARTS = ("coverage", "samples", "curves")

@@ -35,14 +35,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
-from holdfast.audit.bracket import interval_text
-from holdfast.certify.confidence import clopper_pearson
+from holdfast.audits.bracket import interval_text
 from holdfast.data import Dataset
 from holdfast.random import Noise
 from holdfast.registry import get
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
-from holdfast.train.memory import peak_memory as peak_resident
+from holdfast.training.augment import Transform
+from holdfast.training.context import Context, Parts
+from holdfast.utils.intervals import clopper_pearson
+from holdfast.utils.memory import peak_memory as peak_resident
 
 NAME = "training"
 PARTS = ("cost", "throughput", "overfitting", "fast")

@@ -30,9 +30,9 @@ from torch.nn.functional import cross_entropy
 
 import holdfast as hf
 from holdfast.analyze.selective import outcome, rejecting
-from holdfast.certify import GloRo
-from holdfast.models.centroid import with_rejection
-from holdfast.train.curvature import eigenvalue_spread, trace_relu_layers
+from holdfast.certificates import GloRo
+from holdfast.models.zoo.centroid import with_rejection
+from holdfast.training.curvature import eigenvalue_spread, trace_relu_layers
 
 NAME = "two_moons"
 SEEDS = range(1, 11)

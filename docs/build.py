@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 import holdfast as hf
-from holdfast.audit import Audit, load_audit
-from holdfast.audit.plot import bracket_plot
+from holdfast.audits import Audit, load_audit
+from holdfast.audits.report.plot import bracket_plot
 from holdfast.registry import KINDS, Kind, Method
 
 ROOT = Path(__file__).resolve().parents[1]

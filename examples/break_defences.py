@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.apps.defences import DigitalWatermarking, LocalGradientSmoothing
 from holdfast.attacks import StraightThrough
-from holdfast.attacks.defences import DigitalWatermarking, LocalGradientSmoothing
 
 
 def main(*, epochs: int = 2, n: int = 50, steps: int = 20, restarts: int = 8) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 import holdfast as hf
-from holdfast.audit import render
-from holdfast.train import Interrupted
+from holdfast.audits import render
+from holdfast.training import Interrupted
 
 RECIPES = ("mnist-mini-standard", "mnist-mini-at")
 THREAT = hf.Linf(0.1)

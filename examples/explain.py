@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import holdfast as hf
-from holdfast.explain.pictures import methods_figure, save_figure
-from holdfast.explain.trust import deletion, infd
+from holdfast.explanations.core.pictures import methods_figure, save_figure
+from holdfast.explanations.evaluate.trust import deletion, infd
 
 
 def main(*, epochs: int = 1, n: int = 4, out: Path = Path("runs/explain")) -> None:

@@ -3,7 +3,7 @@
 from torch import Tensor, autograd, nn
 
 import holdfast as hf
-from holdfast.attacks.trust import indicators, verdict
+from holdfast.attacks.core.indicators import indicators, verdict
 
 
 class Masked(nn.Sequential):

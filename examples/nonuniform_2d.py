@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.analyze.plane import plane_svg
-from holdfast.certify.nonuniform import nonuniform
+from holdfast.analyze.plots.plane import plane_svg
+from holdfast.certificates.nonuniform import nonuniform
 
 
 def main(*, steps: int = 3000, points: int = 20, out: Path = Path("nonuniform_2d.svg")) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
-from holdfast.train.curvature import trace_relu_layers
+from holdfast.training.curvature import trace_relu_layers
 
 ARMS = {"Standard": (0.0, slice(None)), "Top": (0.5, slice(-1, None)), "Full": (0.05, slice(None))}  # weight, layers
 

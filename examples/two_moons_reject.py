@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 import holdfast as hf
-from holdfast.analyze.plane import plane_svg
+from holdfast.analyze.plots.plane import plane_svg
 from holdfast.analyze.selective import outcome, rejecting
-from holdfast.certify import GloRo
-from holdfast.models.centroid import with_rejection
+from holdfast.certificates import GloRo
+from holdfast.models.zoo.centroid import with_rejection
 
 BODY = {"hidden": [64, 64], "activation": "minmax"}
 MODELS = {"gloro": {"name": "mlp"}, "centroid": {"name": "centroid", "body": "mlp", "features": 2, "per_class": 8}}

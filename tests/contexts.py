@@ -7,8 +7,8 @@ from torch import Tensor
 
 from holdfast.random import Noise
 from holdfast.threats import Threat
-from holdfast.train.augment import Transform
-from holdfast.train.context import Context, Parts
+from holdfast.training.augment import Transform
+from holdfast.training.context import Context, Parts
 
 
 def make_context(

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from holdfast.bounds import Ascent
+from holdfast.bounding import Ascent
 from holdfast.models import Normalize
 from holdfast.models.layers import MinMax
-from holdfast.models.liresnet import liresnet, minmax_cnn
+from holdfast.models.zoo.liresnet import liresnet, minmax_cnn
 
 
 class Residual(nn.Module):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds import interval
-from holdfast.bounds.ops import Graph
+from holdfast.bounding import interval
+from holdfast.bounding.graph.ops import Graph
 from holdfast.threats import Patch
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from holdfast.audit import load_audit
+from holdfast.audits import load_audit
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def test_the_readme_runs(tmp_path, monkeypatch, capsys):
 def test_the_readme_names_commands_that_exist():
     from typer.testing import CliRunner
 
-    from holdfast.cli import app
+    from holdfast.cli.main import app
 
     commands = re.findall(r"^holdfast (\w+) .*$", README, re.MULTILINE)
     (listed,) = re.findall(r"lists the other commands: (.*?)\.", README)

@@ -10,11 +10,12 @@ from nets import QUICK_ATTACKS, tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.audit import advice, bracket
-from holdfast.audit.files import load_audit
-from holdfast.certify import GloRo
-from holdfast.certify.milp import exact_margin
-from holdfast.certify.nonuniform import nonuniform
+from holdfast.audits import bracket
+from holdfast.audits.report import advice
+from holdfast.audits.saved import load_audit
+from holdfast.certificates import GloRo
+from holdfast.certificates.complete.milp import exact_margin
+from holdfast.certificates.nonuniform import nonuniform
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.registry import get
 
@@ -101,7 +102,7 @@ def test_the_audit_attacks_and_says_why_nothing_is_proved(dtype, tmp_path):
     assert any("model.float()" in step.text for step in advice.next_steps(audit))
     # What was stored is what the model saw, and can be read again; a second run finds all of it.
     body = json.loads((tmp_path / "audit.json").read_text())
-    schema = Path(bracket.__file__).parent / "audit.schema.json"
+    schema = Path(bracket.__file__).parent / "report" / "audit.schema.json"
     jsonschema.validate(body, json.loads(schema.read_text()))
     again = load_audit(tmp_path)
     assert again.headline == audit.headline

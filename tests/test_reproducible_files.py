@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from audits import make
-from holdfast.audit.attack_files import _json
-from holdfast.audit.plan import Step
-from holdfast.train.files import write_json
+from audit_makers import make
+from holdfast.audits.plan import Step
+from holdfast.runs.attack_files import _json
+from holdfast.training.folder import write_json
 
 SCRIPT = """
 import sys
@@ -119,7 +119,7 @@ def test_tables_in_another_order_are_written_as_the_same_bytes(tmp_path):
 def test_an_audit_that_is_read_and_written_again_keeps_its_bytes(tmp_path):
     audit = make(groups={"site": tuple("abcdefghij"), "age": tuple("0123456789")})
     audit.save(tmp_path / "a")
-    from holdfast.audit import load_audit
+    from holdfast.audits import load_audit
 
     load_audit(tmp_path / "a").save(tmp_path / "b")
     for name in ("audit.json", "report.html", "model-card.md", "results.csv", "badge.svg"):

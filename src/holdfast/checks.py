@@ -5,9 +5,9 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from holdfast.allocator import reuse_blocks
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.threats import Threat
+from holdfast.utils.allocator import reuse_blocks
 
 PROVABLE = (torch.float32, torch.float64)
 """Dtypes whose rounding errors leave room for a proof."""

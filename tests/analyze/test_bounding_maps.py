@@ -9,8 +9,8 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.analyze.bounding_maps import bounding_map, feature_robustness, similarity
-from holdfast.analyze.plane import SIZE, plane_svg
-from holdfast.certify.nonuniform import nonuniform
+from holdfast.analyze.plots.plane import SIZE, plane_svg
+from holdfast.certificates.nonuniform import nonuniform
 
 
 def test_boxes_of_a_linear_classifier_are_parallel():

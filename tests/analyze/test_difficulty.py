@@ -23,7 +23,7 @@ from holdfast.analyze.difficulty import (
 )
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models import Ensemble, make_model
-from holdfast.train.outputs import forward, top_layer
+from holdfast.training.outputs import forward, top_layer
 
 PAGE = Path(__file__).parents[2] / "docs" / "difficulty.md"
 TIED = st.lists(st.integers(-3, 3), min_size=1, max_size=30)

@@ -7,8 +7,8 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.analyze.lipschitz_lower import global_lower_bound, local_lower_bound, tightness_ratio
-from holdfast.bounds.graph import trace
-from holdfast.bounds.lipschitz import lipschitz_bound, lipschitz_estimate
+from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.lipschitz.constants import lipschitz_bound, lipschitz_estimate
 from holdfast.errors import InputError
 from holdfast.models.layers import MinMax
 

@@ -14,7 +14,6 @@ from torch.func import functional_call, grad, jacrev
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
-from holdfast.analyze.lines import lines_svg
 from holdfast.analyze.pac_bayes import (
     gibbs,
     kl_gaussians,
@@ -24,6 +23,7 @@ from holdfast.analyze.pac_bayes import (
     robust_gap,
     sqrt_bound,
 )
+from holdfast.analyze.plots.lines import lines_svg
 from holdfast.attacks.pgd import perturb
 from holdfast.errors import InputError
 from holdfast.random import Noise

@@ -9,13 +9,13 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.analyze.relu_state import relu_state
-from holdfast.bounds import linear
-from holdfast.bounds.graph import trace
-from holdfast.bounds.region import region
-from holdfast.bounds.slopes import chord_slopes, optimised_slopes
+from holdfast.bounding.core.region import region
+from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.linear import relaxation as linear
+from holdfast.bounding.linear.slopes import chord_slopes, optimised_slopes
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
-from holdfast.train.regularizers.bounded import relu_stability_loss
+from holdfast.training.regularizers.bounded import relu_stability_loss
 
 
 def by_hand():

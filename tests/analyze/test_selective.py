@@ -20,7 +20,7 @@ from holdfast.analyze.selective import (
     risk_coverage_svg,
 )
 from holdfast.errors import InputError
-from holdfast.models.centroid import Centroid, CentroidNet, acceptance, with_rejection
+from holdfast.models.zoo.centroid import Centroid, CentroidNet, acceptance, with_rejection
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=25))

@@ -8,9 +8,9 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.attacks.apgd import auto_pgd, checkpoints, halves
-from holdfast.attacks.apgd_forms import apgd_ce, apgd_dlr, apgd_t
-from holdfast.attacks.losses import cross_entropy, margin, targeted_dlr, targeted_margin
+from holdfast.attacks.apgd import apgd_ce, apgd_dlr, apgd_t
+from holdfast.attacks.core.auto_pgd import auto_pgd, checkpoints, halves
+from holdfast.attacks.core.losses import cross_entropy, margin, targeted_dlr, targeted_margin
 from holdfast.errors import InputError
 from holdfast.random import Noise
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.losses import margin
 from holdfast.attacks.cw import _adam, cw, cw_nearest
-from holdfast.attacks.losses import margin
 from holdfast.errors import InputError
-from holdfast.explain.exact import exact_boundary
+from holdfast.explanations.core.exact_boundary import exact_boundary
 
 
 def linear(size=6):

@@ -6,8 +6,8 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.minimum_norm import BALLS
 from holdfast.attacks.deepfool import deepfool, deepfool_nearest
-from holdfast.attacks.minimum_norm import BALLS
 from holdfast.errors import InputError
 
 

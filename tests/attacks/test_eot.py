@@ -10,6 +10,7 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.losses import cross_entropy, margin
 from holdfast.attacks.eot import (
     eot_fgsm,
     eot_pgd,
@@ -19,7 +20,6 @@ from holdfast.attacks.eot import (
     proxy_gradient,
     seeded,
 )
-from holdfast.attacks.losses import cross_entropy, margin
 from holdfast.attacks.pgd import fgsm, perturb
 from holdfast.errors import InputError
 from holdfast.random import Noise

@@ -6,8 +6,8 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.minimum_norm import BALLS, Search
 from holdfast.attacks.fab import _step, fab, fab_nearest, fab_t, fab_t_nearest
-from holdfast.attacks.minimum_norm import BALLS, Search
 from holdfast.errors import InputError
 from holdfast.random import Noise
 

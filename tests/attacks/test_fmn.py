@@ -8,9 +8,9 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.losses import margin
+from holdfast.attacks.core.minimum_norm import BALLS, norm_of
 from holdfast.attacks.fmn import annealed, ddn, ddn_nearest, fmn, fmn_nearest, shrink_to_ball
-from holdfast.attacks.losses import margin
-from holdfast.attacks.minimum_norm import BALLS, norm_of
 from holdfast.errors import InputError
 
 WIDE = {"low": -1e6, "high": 1e6}

@@ -9,8 +9,8 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.minimum_norm import norm_of
 from holdfast.attacks.hopskipjump import hop_skip_jump, hopskipjump
-from holdfast.attacks.minimum_norm import norm_of
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.attacks.gradients import frozen, input_gradient
-from holdfast.attacks.losses import cross_entropy, get_loss, margin
+from holdfast.attacks.core.gradients import frozen, input_gradient
+from holdfast.attacks.core.losses import cross_entropy, get_loss, margin
 from holdfast.attacks.pgd import perturb, pgd, steepest
 from holdfast.random import Noise
 

@@ -9,7 +9,7 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.attacks.losses import margin
+from holdfast.attacks.core.losses import margin
 from holdfast.attacks.spsa import Estimate, gaussian, nes, rademacher, spsa
 from holdfast.errors import InputError
 from holdfast.random import Noise

@@ -8,7 +8,7 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.attacks.losses import margin
+from holdfast.attacks.core.losses import margin
 from holdfast.attacks.square import _bumps, _propose_bump, square, window_size
 from holdfast.errors import InputError
 from holdfast.random import Noise

@@ -3,7 +3,7 @@
 import pytest
 
 import holdfast as hf
-from holdfast.serve.models import Subject
+from holdfast.serve.subjects import Subject
 from serve.made_runs import fill, small_model
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import holdfast as hf
-from audit.browser import axe, launch, missing, no_console_errors
+from audits.browser import axe, launch, missing, no_console_errors
 from holdfast.serve import Subject, serve
 from serve.made_runs import fill, progress, small_model, write
 

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast import cli_serve
+from holdfast.cli import serve as cli_serve
 from holdfast.errors import InputError
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from holdfast.serve import app as app_module
 from holdfast.serve.app import make_app
+from holdfast.serve.listing import FILES
 from holdfast.serve.openapi import DOCUMENT
-from holdfast.serve.runs import FILES
 from holdfast.serve.shield import COOKIE, HEADERS
 from serve.asgi import ask
 from serve.made_runs import SECRET

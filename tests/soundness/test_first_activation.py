@@ -6,11 +6,13 @@ from nets import QUICK, QUICK_ATTACKS
 from torch import nn
 
 import holdfast as hf
-from holdfast.bounds import interval, local, projected
-from holdfast.bounds.forward import forward_planes
-from holdfast.bounds.graph import trace
-from holdfast.bounds.linear import concretise, relaxation
-from holdfast.bounds.region import region
+from holdfast.bounding import interval
+from holdfast.bounding import patches as local
+from holdfast.bounding.core.region import region
+from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.linear import projected
+from holdfast.bounding.linear.forward import forward_planes
+from holdfast.bounding.linear.relaxation import concretise, relaxation
 from holdfast.models.layers import MinMax
 from holdfast.random import Noise
 

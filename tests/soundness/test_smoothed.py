@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.certify.ablation import ablate, windows
-from holdfast.certify.smoothing import gaussian
-from holdfast.certify.smoothing_l0 import ablation_noise
-from holdfast.certify.smoothing_l1 import l1_noise
-from holdfast.certify.smoothing_patch import BandVotes
+from holdfast.certificates.smoothing.ablation import ablate, windows
+from holdfast.certificates.smoothing.smoothing import gaussian
+from holdfast.certificates.smoothing.smoothing_l0 import ablation_noise
+from holdfast.certificates.smoothing.smoothing_l1 import l1_noise
+from holdfast.certificates.smoothing.smoothing_patch import BandVotes
 
 SIDE, COPIES = 5, 64
 OPTIONS = {"n": 2000, "n0": 50, "alpha": 1e-6}

@@ -42,7 +42,7 @@ def check(model, x, y, threat, seed=0):
     broken = broken_by_anything(model, x, y, threat, seed)
     proved = {}
     for entry in hf.methods("certify"):
-        # What speaks of a smoothed classifier is met by attacks on that one, in tests/certify.
+        # What speaks of a smoothed classifier is met by attacks on that one, in tests/certificates.
         if threat.name in entry.threats and not entry.smoothed:
             try:
                 options = QUICK.get(entry.name, {})

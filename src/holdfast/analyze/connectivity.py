@@ -23,7 +23,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from holdfast.analyze.smoothness import Loss, flat_gradient
 from holdfast.errors import InputError
-from holdfast.train.averages import refresh_batch_norm
+from holdfast.training.average import refresh_batch_norm
 
 TS = tuple(i / 20 for i in range(21))
 

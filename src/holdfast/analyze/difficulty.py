@@ -17,7 +17,7 @@ from holdfast.checks import check_labels, check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.threats import Threat
-from holdfast.train.outputs import forward, top_layer
+from holdfast.training.outputs import forward, top_layer
 
 Kind = Literal["easy", "random", "hard"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds.lipschitz import LipschitzBound
+from holdfast.bounding.lipschitz.constants import LipschitzBound
 from holdfast.checks import check_inputs, check_logits, check_model, check_place, check_task
 from holdfast.errors import InputError
 from holdfast.random import Noise

@@ -22,10 +22,10 @@ from holdfast.checks import check_inputs, check_labels, check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.threats import Threat
-from holdfast.train.curvature import relu_layers, trace_hutchinson
-from holdfast.train.evaluate import evaluate
-from holdfast.train.outputs import forward, top_layer
-from holdfast.train.workers import Workers
+from holdfast.training.accuracy import evaluate
+from holdfast.training.curvature import relu_layers, trace_hutchinson
+from holdfast.training.outputs import forward, top_layer
+from holdfast.training.workers import Workers
 
 Mode = Literal["first-order", "log", "spherical"]
 

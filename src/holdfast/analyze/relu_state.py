@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounds import linear
-from holdfast.bounds.graph import trace
-from holdfast.bounds.linear import Relaxation
-from holdfast.bounds.region import region
-from holdfast.bounds.slopes import LowerSlopes, pre_activations
+from holdfast.bounding.core.region import region
+from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.linear import relaxation as linear
+from holdfast.bounding.linear.relaxation import Relaxation
+from holdfast.bounding.linear.slopes import LowerSlopes, pre_activations
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.threats import Patch, Threat

@@ -13,7 +13,7 @@ from html import escape
 import torch
 from torch import Tensor
 
-from holdfast.analyze.lines import BOTTOM, HEIGHT, LEFT, RIGHT, STYLES, TOP, WIDTH, rounds, stroke
+from holdfast.analyze.plots.lines import BOTTOM, HEIGHT, LEFT, RIGHT, STYLES, TOP, WIDTH, rounds, stroke
 from holdfast.errors import InputError
 from holdfast.random import Noise
 

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.bounds import affine, linear
-from holdfast.bounds.graph import trace
-from holdfast.bounds.linear import Relaxation
-from holdfast.bounds.ops import Graph
-from holdfast.bounds.region import region
-from holdfast.bounds.slopes import chord_slopes, optimised_slopes, random_slopes
+from holdfast.bounding.core.region import region
+from holdfast.bounding.graph.ops import Graph
+from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.linear import affine
+from holdfast.bounding.linear import relaxation as linear
+from holdfast.bounding.linear.relaxation import Relaxation
+from holdfast.bounding.linear.slopes import chord_slopes, optimised_slopes, random_slopes
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.apgd_forms import apgd_ce, apgd_dlr, apgd_t
+from holdfast.attacks.apgd import apgd_ce, apgd_dlr, apgd_t
+from holdfast.attacks.core.stages import Stage, run_stages
 from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
 from holdfast.attacks.fab import fab, fab_t
-from holdfast.attacks.fold import folded
+from holdfast.attacks.fast.fold import folded
 from holdfast.attacks.square import square
-from holdfast.attacks.stages import Stage, run_stages
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
 from holdfast.registry import register

@@ -7,16 +7,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.apgd import auto_pgd
 from holdfast.attacks.autoattack import VOTES, autoattack, random_model
+from holdfast.attacks.core.auto_pgd import auto_pgd
+from holdfast.attacks.core.gradients import answer, frozen, input_gradient, look
+from holdfast.attacks.core.losses import cross_entropy, likely_targets, margin, targeted_margin
+from holdfast.attacks.core.stages import Stage, run_part, run_stages
 from holdfast.attacks.eot import Steady, is_stochastic, mean_prediction, seeded
-from holdfast.attacks.gradients import answer, frozen, input_gradient, look
-from holdfast.attacks.losses import cross_entropy, likely_targets, margin, targeted_margin
-from holdfast.attacks.patch import patch_pgd
+from holdfast.attacks.patch_pgd import patch_pgd
 from holdfast.attacks.pgd import BALLS
-from holdfast.attacks.sparse import sparse_pgd, sparse_rs
+from holdfast.attacks.sparse_pgd import sparse_pgd, sparse_rs
 from holdfast.attacks.square import square
-from holdfast.attacks.stages import Stage, run_part, run_stages
 from holdfast.attacks.substitute import substitute
 from holdfast.errors import InputError
 from holdfast.random import Noise

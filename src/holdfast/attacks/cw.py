@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.gradients import frozen, input_gradient
-from holdfast.attacks.losses import margin
-from holdfast.attacks.minimum_norm import (
+from holdfast.attacks.core.gradients import frozen, input_gradient
+from holdfast.attacks.core.losses import margin
+from holdfast.attacks.core.minimum_norm import (
     Nearest,
     Search,
     check_handled,

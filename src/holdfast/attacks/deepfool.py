@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.gradients import frozen
-from holdfast.attacks.losses import likely_targets
-from holdfast.attacks.minimum_norm import (
+from holdfast.attacks.core.gradients import frozen
+from holdfast.attacks.core.losses import likely_targets
+from holdfast.attacks.core.minimum_norm import (
     Nearest,
     Search,
     check_handled,

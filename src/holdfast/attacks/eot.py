@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.gradients import frozen, input_gradient, logits_of
-from holdfast.attacks.losses import cross_entropy
+from holdfast.attacks.core.gradients import frozen, input_gradient, logits_of
+from holdfast.attacks.core.losses import cross_entropy
+from holdfast.attacks.core.stages import run_stages
 from holdfast.attacks.pgd import BALLS, steepest
-from holdfast.attacks.stages import run_stages
 from holdfast.checks import modules_in
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise

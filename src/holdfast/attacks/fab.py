@@ -7,10 +7,10 @@ mean of the two projections, biased towards the one of x the closer that one is.
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.gradients import frozen
-from holdfast.attacks.hyperplane import move_to_hyperplane
-from holdfast.attacks.losses import likely_targets
-from holdfast.attacks.minimum_norm import (
+from holdfast.attacks.core.gradients import frozen
+from holdfast.attacks.core.hyperplane import move_to_hyperplane
+from holdfast.attacks.core.losses import likely_targets
+from holdfast.attacks.core.minimum_norm import (
     BALLS,
     Nearest,
     Search,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.losses import Loss, get_loss
+from holdfast.attacks.core.losses import Loss, get_loss
 from holdfast.attacks.pgd import BALLS, ascend, steepest
 from holdfast.errors import InputError
 from holdfast.random import Noise

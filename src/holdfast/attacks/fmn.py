@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.gradients import frozen, input_gradient
-from holdfast.attacks.losses import cross_entropy, margin
-from holdfast.attacks.minimum_norm import (
+from holdfast.attacks.core.gradients import frozen, input_gradient
+from holdfast.attacks.core.losses import cross_entropy, margin
+from holdfast.attacks.core.minimum_norm import (
     BALLS,
     Nearest,
     Search,

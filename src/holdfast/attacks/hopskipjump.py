@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.minimum_norm import Nearest, Search, check_handled, norm_of, per_input, within
+from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, norm_of, per_input, within
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import register

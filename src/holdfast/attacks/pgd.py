@@ -6,10 +6,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.chain import well_laid_out
-from holdfast.attacks.gradients import frozen, input_gradient, look
-from holdfast.attacks.losses import Loss, TargetedLoss, get_loss
-from holdfast.attacks.stages import group_size, run_stages, survivors
+from holdfast.attacks.core.gradients import frozen, input_gradient, look
+from holdfast.attacks.core.losses import Loss, TargetedLoss, get_loss
+from holdfast.attacks.core.stages import group_size, run_stages, survivors
+from holdfast.attacks.fast.chain import well_laid_out
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import register

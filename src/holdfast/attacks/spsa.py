@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.losses import margin
+from holdfast.attacks.core.losses import margin
+from holdfast.attacks.core.stages import group_size, survivors
 from holdfast.attacks.pgd import steepest
-from holdfast.attacks.stages import group_size, survivors
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import register

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.attacks.losses import margin
-from holdfast.attacks.stages import group_size, run_stages, survivors
-from holdfast.attacks.windows import Windows, windowed
+from holdfast.attacks.core.losses import margin
+from holdfast.attacks.core.stages import group_size, run_stages, survivors
+from holdfast.attacks.fast.windows import Windows, windowed
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import register

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.attacks.apgd import auto_pgd
-from holdfast.attacks.bpda import Part, decisive_part
+from holdfast.attacks.core.auto_pgd import auto_pgd
+from holdfast.attacks.core.bpda import Part, decisive_part
+from holdfast.attacks.core.losses import LOSSES
+from holdfast.attacks.core.stages import run_stages
 from holdfast.attacks.eot import seeded
-from holdfast.attacks.losses import LOSSES
-from holdfast.attacks.patch import patch_pgd
+from holdfast.attacks.patch_pgd import patch_pgd
 from holdfast.attacks.pgd import BALLS, perturb
-from holdfast.attacks.sparse import sparse_pgd
-from holdfast.attacks.stages import run_stages
+from holdfast.attacks.sparse_pgd import sparse_pgd
 from holdfast.checks import check_inputs
 from holdfast.errors import InputError
 from holdfast.random import Noise

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from holdfast.data.files import cache_root, reading, writing
+from holdfast.data.cache import cache_root, reading, writing
 from holdfast.data.sources import BUILTIN, SOURCES
 from holdfast.errors import InputError, StorageError, did_you_mean
 

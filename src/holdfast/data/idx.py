@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.data.cache import reading
 from holdfast.data.dataset import Arrays, Dataset, make_dataset
-from holdfast.data.files import reading
 from holdfast.errors import StorageError
 
 STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

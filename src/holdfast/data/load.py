@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.data.builtin import mnist_mini, two_moons
+from holdfast.data.cache import cache_root, reading
 from holdfast.data.cifar import find_cifar10, find_cifar100, read_cifar
 from holdfast.data.dataset import Dataset
-from holdfast.data.files import cache_root, reading
-from holdfast.data.folder import read_folder
 from holdfast.data.idx import find_idx, read_idx
+from holdfast.data.image_folder import read_folder
 from holdfast.data.npz import read_npz
 from holdfast.data.scenes import digit_scenes
 from holdfast.data.sources import BUILTIN, SOURCES, find_source

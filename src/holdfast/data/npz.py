@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.data.cache import reading
 from holdfast.data.dataset import Arrays, Dataset, make_dataset
-from holdfast.data.files import reading
 from holdfast.errors import InputError
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.data.cache import reading
 from holdfast.data.dataset import Arrays, Dataset, make_dataset
-from holdfast.data.files import reading
 from holdfast.errors import InputError
 
 FILES = ("train_32x32.mat", "test_32x32.mat")

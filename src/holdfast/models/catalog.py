@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from holdfast.errors import InputError, did_you_mean
-from holdfast.limits import shortened
 from holdfast.models.layers import Normalize
+from holdfast.utils.limits import shortened
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]

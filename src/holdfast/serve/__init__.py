@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import UnsupportedError
-from holdfast.serve.models import Subject
+from holdfast.serve.subjects import Subject
 
 __all__ = ["Subject", "serve"]
 

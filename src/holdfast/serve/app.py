@@ -17,14 +17,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.errors import HoldfastError
-from holdfast.limits import parse_json
-from holdfast.png import is_picture
-from holdfast.serve.models import Subject, list_models, open_subject
+from holdfast.serve.listing import FILES, list_runs, read_file
 from holdfast.serve.openapi import DOCUMENT
 from holdfast.serve.predict import Answer, try_input
-from holdfast.serve.runs import FILES, list_runs, read_file
 from holdfast.serve.shield import FILE_POLICY, Shield, known_hosts, refuse
+from holdfast.serve.subjects import Subject, list_models, open_subject
 from holdfast.serve.upload import BYTES, FORMATS, TooLarge, read_picture
+from holdfast.utils.limits import parse_json
+from holdfast.utils.png import is_picture
 
 PAGES = Path(__file__).parent / "pages"
 STATIC = {

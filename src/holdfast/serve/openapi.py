@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from holdfast.serve.listing import FILES
 from holdfast.serve.predict import BALLS
-from holdfast.serve.runs import FILES
 from holdfast.serve.upload import BYTES, FORMATS
 
 Schema = dict[str, Any]

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks import nearest
-from holdfast.certify import certify, radius
+from holdfast.certificates import certify, radius
 from holdfast.checks import check_inputs, check_logits
 from holdfast.errors import HoldfastError, InputError, UnsupportedError, did_you_mean
-from holdfast.explain import explain
-from holdfast.explain.pictures import signed_map
-from holdfast.png import data_uri, is_picture
-from holdfast.serve.models import Subject
+from holdfast.explanations import explain
+from holdfast.explanations.core.pictures import signed_map
+from holdfast.serve.subjects import Subject
 from holdfast.threats import L1, L2, Linf, Threat
+from holdfast.utils.png import data_uri, is_picture
 
 BALLS: dict[str, Callable[[float], Threat]] = {"linf": Linf, "l2": L2, "l1": L1}
 TRIES = 5  # budgets at which the tightest proof is tried

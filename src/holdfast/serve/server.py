@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 from holdfast.errors import InputError, StorageError
 from holdfast.serve.app import make_app
 from holdfast.serve.connections import TimedProtocol
-from holdfast.serve.models import Subject
 from holdfast.serve.shield import PARAMETER, known_hosts
+from holdfast.serve.subjects import Subject
 
 
 def run(root: Path, *, host: str, port: int, subject: Subject | None, announce: Callable[[str], None]) -> None:

@@ -1,7 +1,6 @@
 """Certified object detection: median smoothing of any detector, its measures, and an attack to test them."""
 
-from holdfast.apps.detection.adapters import COCO_80, from_torchvision, from_ultralytics
-from holdfast.apps.detection.attack import dag
+from holdfast.apps.detection.adversary import dag
 from holdfast.apps.detection.boxes import Detector, check_detections, iou
 from holdfast.apps.detection.coco import (
     CocoTruth,
@@ -12,6 +11,7 @@ from holdfast.apps.detection.coco import (
     write_coco_detections,
 )
 from holdfast.apps.detection.denoiser import DnCNN, train_denoiser
+from holdfast.apps.detection.detectors import COCO_80, from_torchvision, from_ultralytics
 from holdfast.apps.detection.encode import Encoding, decode, encode, flatten
 from holdfast.apps.detection.metrics import (
     THRESHOLDS,
@@ -24,7 +24,7 @@ from holdfast.apps.detection.metrics import (
     worst_iou,
 )
 from holdfast.apps.detection.nms import nms
-from holdfast.apps.detection.smoothed import CertifiedDetections, Draws, SmoothedDetector
+from holdfast.apps.detection.smoothed_detector import CertifiedDetections, Draws, SmoothedDetector
 from holdfast.apps.detection.tiny import TinyDetector, tiny_detector, train_tiny
 
 __all__ = [

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdfast.apps.detection.boxes import COLUMNS, LABEL, OBJECTNESS, SCORE, check_detections
 from holdfast.errors import InputError, StorageError, UnsupportedError
-from holdfast.limits import without_recursion
+from holdfast.utils.limits import without_recursion
 
 
 @dataclass(frozen=True, eq=False)

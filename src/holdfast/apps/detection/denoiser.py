@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from holdfast.certify.percentile import check_sigma
+from holdfast.certificates.smoothing.percentile import check_sigma
 from holdfast.checks import check_inputs
 from holdfast.errors import InputError
 from holdfast.random import Noise

@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from holdfast.apps.detection.boxes import LABEL, check_detections, iou
-from holdfast.apps.detection.smoothed import CertifiedDetections, Draws
+from holdfast.apps.detection.smoothed_detector import CertifiedDetections, Draws
 from holdfast.errors import InputError
 
 THRESHOLDS = (0.1, 0.2, 0.4, 0.6, 0.8)  # of objectness; each is one point of a precision-recall curve

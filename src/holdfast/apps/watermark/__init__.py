@@ -1,6 +1,6 @@
 """Watermarks in the weights of a classifier that no small change of the weights removes, with a certificate."""
 
-from holdfast.apps.watermark.attacks import Drift, drift, fine_tune, parameter_pgd
+from holdfast.apps.watermark.adversaries import Drift, drift, fine_tune, parameter_pgd
 from holdfast.apps.watermark.attacks_toolbox import TOOLBOX
 from holdfast.apps.watermark.certify import WatermarkCertificate, certify_watermark, noisy_accuracies, trigger_accuracy
 from holdfast.apps.watermark.embed import EmbedOptions, embed

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from holdfast.apps.watermark.attacks import Targets, Watch, fine_tune, train_on
+from holdfast.apps.watermark.adversaries import Targets, Watch, fine_tune, train_on
+from holdfast.apps.watermark.anatomy import last_layer, matrices, shuffle_chain
 from holdfast.apps.watermark.backdoors import neural_cleanse, neural_laundering
-from holdfast.apps.watermark.layers import last_layer, matrices, shuffle_chain
 from holdfast.attacks.pgd import perturb
 from holdfast.errors import InputError
 from holdfast.random import Noise

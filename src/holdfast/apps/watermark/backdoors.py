@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.apps.watermark.attacks import Watch, train_on
-from holdfast.apps.watermark.layers import last_layer
-from holdfast.attacks.gradients import frozen
+from holdfast.apps.watermark.adversaries import Watch, train_on
+from holdfast.apps.watermark.anatomy import last_layer
+from holdfast.attacks.core.gradients import frozen
 from holdfast.errors import InputError
 
 _MAD = 1.4826  # makes the median absolute deviation of a normal distribution its standard deviation

@@ -21,9 +21,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from holdfast.apps.watermark.triggers import TriggerSet
-from holdfast.bars import progress_bars
 from holdfast.checks import check_labels, check_logits
 from holdfast.errors import InputError
+from holdfast.utils.progress import progress_bars
 
 _LEAST = {"levels": 1, "samples": 1, "warm_up": 0, "epochs": 1, "batch_size": 1, "trigger_batch": 1, "drop_every": 1}
 

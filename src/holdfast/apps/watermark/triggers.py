@@ -19,7 +19,7 @@ from torch.nn.functional import interpolate
 
 from holdfast.checks import check_inputs, check_labels
 from holdfast.data import Split
-from holdfast.data.files import reading
+from holdfast.data.cache import reading
 from holdfast.errors import InputError, StorageError
 
 SCHEMES = ("content", "noise", "unrelated")

@@ -18,7 +18,7 @@ from typing import Literal
 from scipy import special
 from torch import nn
 
-from holdfast.apps.watermark.attacks import drift
+from holdfast.apps.watermark.adversaries import drift
 from holdfast.apps.watermark.certify import (
     WatermarkCertificate,
     check_watermarked,

@@ -1,0 +1,229 @@
+"""Charts of certified training as SVG text: smoothness along a run, paths between models, ReLU states, tightness."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from holdfast.analyze.plots.lines import STYLES, decades, rounds, stroke
+from holdfast.analyze.relu_state import ReluState
+from holdfast.analyze.tightness import QUANTILES, Tightness
+from holdfast.errors import InputError
+
+WIDTH, HEIGHT, HEAD = 360, 270, 54  # of a panel with its labels; above all panels
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 44  # from the edges of a panel to its axes
+STATES = {"active": "#009e73", "unstable": "#e69f00", "dead": "#56b4e9"}  # Okabe and Ito's, as the lines
+
+# What a row of `smoothness.record` holds: title of its panel, and whether its axis is logarithmic where it can be.
+MEASURES = {
+    "loss": ("loss; shaded: along the gradient", True),
+    "gradient_difference": ("gradient difference", True),
+    "cosine_distance": ("cosine distance", False),
+    "target_cosine": ("cos(gradient, target's gradient)", False),
+    "target_difference": ("target's gradient difference", True),
+}
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Where a panel lies, in pixels, and what its axes show."""
+
+    column: int
+    row: int
+    x: tuple[float, float]
+    ticks: Sequence[float]
+    log: bool = False
+
+    def across(self, x: float) -> float:
+        low, high = self.x
+        share = (x - low) / (high - low) if high > low else 0.5
+        return WIDTH * self.column + LEFT + (WIDTH - LEFT - RIGHT) * share
+
+    def up(self, y: float) -> float:
+        low, high, value = (math.log10(v) if self.log else v for v in (self.ticks[0], self.ticks[-1], y))
+        return HEAD + HEIGHT * self.row + TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    def points(self, xs: Sequence[float], ys: Sequence[float]) -> str:
+        return " ".join(f"{self.across(x):.1f},{self.up(y):.1f}" for x, y in zip(xs, ys, strict=True))
+
+    def axes(self, title: str, x_label: str, x_ticks: Mapping[float, str]) -> list[str]:
+        left, right = WIDTH * self.column + LEFT, WIDTH * (self.column + 1) - RIGHT
+        top, bottom = self.up(self.ticks[-1]), self.up(self.ticks[0])
+        parts = [f'<text x="{left}" y="{top - 12:.1f}" font-size="14">{escape(title)}</text>']
+        for tick in self.ticks:
+            y = self.up(tick)
+            parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
+            parts.append(f'<text x="{left - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        for tick, text in x_ticks.items():
+            place = f'x="{self.across(tick):.1f}" y="{bottom + 17:.1f}"'
+            parts.append(f'<text {place} text-anchor="middle">{escape(text)}</text>')
+        place = f'x="{(left + right) / 2:.0f}" y="{bottom + 35:.1f}"'
+        return [*parts, f'<text {place} text-anchor="middle">{escape(x_label)}</text>']
+
+
+def smoothness_svg(runs: Mapping[str, Sequence[Mapping[str, float]]], *, title: str = "Smoothness") -> str:
+    """Each measure over the steps of several runs, a panel for each; a band shows the range of the loss.
+
+    Args:
+        runs: rows of `smoothness.record` by name of the run, at most five runs. Measures that some run lacks are left
+            out, and so are values that are not finite.
+        title: above all.
+    """
+    _check_names(runs)
+    rows = [row for run in runs.values() for row in run]
+    shown = [key for key in MEASURES if all(key in row for row in rows)]
+    if not all(map(len, runs.values())) or not shown:
+        raise InputError("each run needs at least one row of smoothness.record")
+    steps = [row["step"] for row in rows]
+    parts = []
+    for i, key in enumerate(shown):
+        name, log = MEASURES[key]
+        keys = (key, "loss_low", "loss_high") if key == "loss" else (key,)
+        values = [row[k] for row in rows for k in keys if math.isfinite(row[k])]
+        panel = _panel(i % 3, i // 3, steps, values, log=log)
+        parts += panel.axes(name, "step", _numbers(min(steps), max(steps)))
+        for (run, at), (colour, dash) in zip(runs.items(), STYLES, strict=False):
+            seen = [row for row in at if all(math.isfinite(row[k]) for k in keys)]
+            xs = [row["step"] for row in seen]
+            if key == "loss":
+                edge = panel.points(xs, [row["loss_high"] for row in seen])
+                edge += " " + panel.points(xs[::-1], [row["loss_low"] for row in seen[::-1]])
+                parts.append(f'<polygon points="{edge}" fill="{colour}" fill-opacity="0.2"/>')
+            parts.append(_line(panel, xs, [row[key] for row in seen], colour, dash, run))
+    return _figure(title, min(len(shown), 3), -(-len(shown) // 3), parts, _line_keys(runs))
+
+
+def path_svg(
+    paths: Mapping[str, Sequence[float]], ts: Sequence[float], *, title: str = "Along the path", y_label: str = "loss"
+) -> str:
+    """Values along one or several curves between two models.
+
+    Args:
+        paths: values at each t by name, such as what `connectivity.path_losses` gives; at most five, all finite.
+        ts: places on the curve.
+        title: above all.
+        y_label: what the values are.
+    """
+    _check_names(paths)
+    values = [float(value) for path in paths.values() for value in path]
+    if not ts or any(len(path) != len(ts) for path in paths.values()) or not all(map(math.isfinite, values)):
+        raise InputError(f"each path needs {len(ts)} finite values, one for each t, and at least one")
+    panel = _panel(0, 0, ts, values)
+    parts = panel.axes(y_label, "t", _numbers(min(ts), max(ts)))
+    for (name, path), (colour, dash) in zip(paths.items(), STYLES, strict=False):
+        parts.append(_line(panel, ts, [float(value) for value in path], colour, dash, name))
+    return _figure(title, 1, 1, parts, _line_keys(paths))
+
+
+def relu_svg(states: Mapping[float, ReluState], *, title: str = "ReLU states", x_label: str = "budget") -> str:
+    """Shares of active, unstable and dead ReLUs as stacked bars, and the slopes of the chords of the unstable ones.
+
+    Args:
+        states: what `relu_state` gave for each budget, or after each epoch. Of those with unstable ReLUs the
+            histograms of the first, the last and at most three between are drawn.
+        title: above all.
+        x_label: what the keys of `states` are.
+    """
+    if not states or any(len(state.active) == 0 for state in states.values()):
+        raise InputError("expected ReLU states of one input or more, for at least one budget or epoch")
+    count = len(states)
+    panel = _panel(0, 0, (0, count), (0.0, 1.0))
+    # Room for about eight numbers.
+    labels = {i + 0.5: f"{key:g}" for i, key in enumerate(states) if i % -(-count // 8) == 0}
+    parts = panel.axes("share of the ReLUs", x_label, labels)
+    for i, state in enumerate(states.values()):
+        counts = {name: int(getattr(state, name).sum()) for name in STATES}
+        low, total = 0, sum(counts.values())
+        for name, colour in STATES.items():
+            top, bottom = panel.up((low + counts[name]) / total), panel.up(low / total)
+            left, right = panel.across(i + 0.08), panel.across(i + 0.92)
+            parts.append(
+                f'<rect x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{bottom - top:.1f}" '
+                f'fill="{colour}"><title>{name}: {counts[name] / total:.1%}</title></rect>'
+            )
+            low += counts[name]
+    some = [key for key, state in states.items() if int(state.slopes.sum()) > 0]
+    few = list(dict.fromkeys(some[round(i * (len(some) - 1) / 4)] for i in range(5))) if some else []
+    shares = {key: (states[key].slopes / states[key].slopes.sum()).tolist() for key in few}
+    panel = _panel(1, 0, (0, 1), [0.0, *(share for line in shares.values() for share in line)])
+    parts += panel.axes("share of the unstable ones", "slope of the chord", _numbers(0, 1))
+    for (key, line), (colour, dash) in zip(shares.items(), STYLES, strict=False):
+        xs = [(i + side) / len(line) for i in range(len(line)) for side in (0, 1)]
+        parts.append(_line(panel, xs, [share for share in line for _ in (0, 1)], colour, dash, f"{x_label} {key:g}"))
+    boxes = [(name, f'<rect width="14" height="12" y="-10" fill="{colour}"/>') for name, colour in STATES.items()]
+    return _figure(title, 2, 1, parts, boxes + _line_keys([f"{x_label} {key:g}" for key in few]))
+
+
+def tightness_svg(results: Mapping[str, Tightness], *, title: str = "Tightness (lower is tighter)") -> str:
+    """A box for each relaxation and measure: quartiles and median over the inputs, whiskers to the extremes.
+
+    Args:
+        results: what `tightness` gave, of one input or more, all finite.
+        title: above all.
+    """
+    if not results:
+        raise InputError("expected the tightness of at least one relaxation")
+    parts, colour = [], STYLES[0][0]
+    for column, (measure, name) in enumerate((("total", "sum of the bounds of z_j - z_y"), ("loss", "certified loss"))):
+        found = {key: getattr(result, measure).double() for key, result in results.items()}
+        for key, values in found.items():
+            if len(values) == 0 or not bool(values.isfinite().all()):
+                raise InputError(f"the bounds of '{key}' must be finite and of at least one input")
+        boxes = [[float(values.quantile(q)) for q in QUANTILES.values()] for values in found.values()]
+        panel = _panel(column, 0, (0, len(found)), [value for box in boxes for value in box])
+        parts += panel.axes(name, "", {i + 0.5: key for i, key in enumerate(found)})
+        for i, box in enumerate(boxes):
+            low, first, median, third, high = map(panel.up, box)
+            left, middle, right = (panel.across(i + share) for share in (0.25, 0.5, 0.75))
+            parts.append(
+                f'<g stroke="{colour}" stroke-width="2"><line x1="{middle:.1f}" x2="{middle:.1f}" y1="{low:.1f}" '
+                f'y2="{high:.1f}"/><rect x="{left:.1f}" y="{third:.1f}" width="{right - left:.1f}" '
+                f'height="{first - third:.1f}" fill="#cfe3f1"/><line x1="{left:.1f}" x2="{right:.1f}" '
+                f'y1="{median:.1f}" y2="{median:.1f}"/></g>'
+            )
+    return _figure(title, 2, 1, parts, [])
+
+
+def _panel(column: int, row: int, xs: Sequence[float], ys: Sequence[float], *, log: bool = False) -> _Panel:
+    """Axes around the values; logarithmic only if that is possible."""
+    if not ys:
+        raise InputError("nothing to draw: no value is finite")
+    log = log and min(ys) > 0
+    return _Panel(column, row, (min(xs), max(xs)), (decades if log else rounds)(min(ys), max(ys)), log)
+
+
+def _numbers(low: float, high: float) -> dict[float, str]:
+    ticks = [tick for tick in rounds(low, high) if low <= tick <= high] if high > low else [low]
+    return {tick: f"{tick:g}" for tick in ticks}
+
+
+def _line(panel: _Panel, xs: Sequence[float], ys: Sequence[float], colour: str, dash: str, name: str) -> str:
+    line = f'<polyline points="{panel.points(xs, ys)}" {stroke(colour, dash)}'
+    return f"{line}><title>{escape(name)}</title></polyline>"
+
+
+def _line_keys(names: Sequence[str] | Mapping[str, object]) -> list[tuple[str, str]]:
+    return [(n, f'<path d="M0-4h24" {stroke(*style)}/>') for n, style in zip(names, STYLES, strict=False)]
+
+
+def _figure(title: str, columns: int, rows: int, parts: list[str], keys: list[tuple[str, str]]) -> str:
+    width, x, y, legend = WIDTH * columns, LEFT, 44, []
+    for name, mark in keys:
+        size = 44 + 7 * len(name)  # about the width of the text
+        if x > LEFT and x + size > width:
+            x, y = LEFT, y + 18
+        legend.append(f'<g transform="translate({x} {y})">{mark}<text x="30">{escape(name)}</text></g>')
+        x += size
+    height = y - 44 + HEAD + HEIGHT * rows
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12" role="img" aria-label="{escape(title)}">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="20" font-size="16">{escape(title)}</text>',
+    ]
+    return "\n".join([*head, *legend, f'<g transform="translate(0 {y - 44})">', *parts, "</g>", "</svg>\n"])
+
+
+def _check_names(lines: Mapping[str, object]) -> None:
+    if not 1 <= len(lines) <= len(STYLES):
+        raise InputError(f"expected 1 to {len(STYLES)} lines, which differ in colour and dashes, got {list(lines)}")

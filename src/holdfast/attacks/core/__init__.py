@@ -1,0 +1,1 @@
+"""What several attacks share: ascent, gradients, losses, stages, minimum-norm searches."""

@@ -1,0 +1,187 @@
+"""Saves an audit in a folder and reads it back. Files appear whole or not at all."""
+
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import numpy as np
+
+from holdfast.attacks.core.indicators import Indicator
+from holdfast.audits.bracket import Bracket, Record
+from holdfast.audits.report.card import badge, model_card, to_csv
+from holdfast.audits.result import FIELDS, JSON_VERSION, Audit
+from holdfast.audits.store import Example
+from holdfast.errors import StorageError
+from holdfast.utils.limits import parse_json, read_text, shortened
+
+REPORT, RESULT, EXAMPLES, PROGRESS = "report.html", "audit.json", "examples-{}.npz", "progress.json"
+TEXTS = {"results.csv": to_csv, "badge.svg": badge, "model-card.md": model_card}
+T = TypeVar("T")
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Lets `write` fill a file beside `path`, then puts it in its place: a reader never sees half of it."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; a report is to be shared as the user's umask says.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def save_arrays(path: Path, **arrays: Any) -> None:
+    """Writes a compressed .npz, in a folder that is made when missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what a killed run left half written; only the run that holds the lock of the store may do so."""
+    for name in (RESULT, REPORT, PROGRESS, *TEXTS, EXAMPLES.format("*")):
+        for path in folder.glob(f".{name}.*"):
+            path.unlink(missing_ok=True)
+
+
+def save_audit(audit: Audit, folder: Path) -> Path:
+    """Writes the report and the results into `folder`, see docs/audit.md; returns the path of the report."""
+    texts = {
+        RESULT: audit.to_json(),
+        **{name: write(audit) for name, write in TEXTS.items()},
+        REPORT: audit.to_html(),
+    }
+    try:
+        for number, bracket in enumerate(audit.brackets):
+            save_arrays(folder / EXAMPLES.format(number), **_arrays(bracket))
+        for name, text in texts.items():
+            write_whole(folder / name, partial(_write, text.encode()))
+    except OSError as error:
+        raise StorageError(
+            f"cannot save the audit in '{folder}': {error}; check the path, permissions and free space"
+        ) from error
+    return folder / REPORT
+
+
+def _write(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)
+
+
+def _arrays(bracket: Bracket) -> dict[str, Any]:
+    """The pictures, each array under a letter and the position of its input."""
+    arrays: dict[str, Any] = {}
+    for example in bracket.examples:
+        parts = (("x", example.x), ("adv", example.x_adv), ("why", example.attribution))
+        arrays |= {f"{key}_{example.position}": values for key, values in parts if values is not None}
+    return arrays
+
+
+def load_audit(folder: str | Path) -> Audit:
+    """Reads an audit back from the folder that `Audit.save` or `audit(out=...)` wrote."""
+    path = Path(folder) / RESULT
+    try:
+        body = parse_json(read_text(path))
+    except FileNotFoundError as error:
+        raise StorageError(f"there is no finished audit in '{folder}': '{path}' is missing") from error
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read '{path}': {error}; run the audit again with the same folder") from error
+    if not isinstance(body, dict) or body.get("schema_version") != JSON_VERSION:
+        version = body.get("schema_version") if isinstance(body, dict) else None
+        raise StorageError(
+            f"'{path}' has schema version {version}, this Holdfast reads {JSON_VERSION}; run the audit again"
+        )
+    try:
+        values: dict[str, Any] = {key: body[key] for key in FIELDS}
+        values["classes"] = _texts(body["classes"])
+        values["groups"] = {name: _texts(column) for name, column in body["groups"].items()}
+        brackets = tuple(
+            _bracket(part, Path(folder) / EXAMPLES.format(number)) for number, part in enumerate(body["brackets"])
+        )
+        _check_whole(values, brackets)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise StorageError(f"'{path}' is not a complete audit: {error}; run the audit again") from error
+    return Audit(**values, brackets=brackets)
+
+
+def _bracket(body: dict[str, Any], examples: Path) -> Bracket:
+    texts = {key: _texts(body[key]) for key in ("threats", "skipped")}
+    numbers = {key: tuple(_typed(value, float, key) for value in body[key]) for key in ("budgets", "valid_range")}
+    low, high = numbers["valid_range"]
+    growing = all(a < b for a, b in pairwise((0.0, *numbers["budgets"])))
+    if not (0 < len(texts["threats"]) == len(numbers["budgets"]) and growing and low < high):
+        raise ValueError("a bracket has not as many threats as growing budgets, or an empty range of inputs")
+    return Bracket(
+        threat=_typed(body["threat"], str, "threat"),
+        threats=texts["threats"],
+        budgets=numbers["budgets"],
+        valid_range=(low, high),
+        seconds={step: _typed(seconds, float, "seconds") for step, seconds in body["seconds"].items()},
+        skipped=texts["skipped"],
+        proved=_typed(body["proved"], bool, "proved"),
+        records=tuple(_row(Record, record) for record in body["records"]),
+        trust=tuple(_row(Indicator, indicator) for indicator in body["trust"]),
+        examples=_load_examples(examples),
+    )
+
+
+def _check_whole(values: dict[str, Any], brackets: tuple[Bracket, ...]) -> None:
+    """Refuse what would fail when it is shown: no brackets, brackets of other inputs, tables that are none."""
+    if not brackets:
+        raise ValueError("it has no bracket")
+    if not all(0 < bracket.inputs == brackets[0].inputs for bracket in brackets):
+        raise ValueError("its brackets are not all of as many inputs, or of none")
+    for name, column in values["groups"].items():
+        if len(column) != brackets[0].inputs:
+            raise ValueError(f"the group column {shortened(name)} has not one value for each input")
+    for key in ("name", "data", "created"):
+        _typed(values[key], str, key)
+    for key in ("settings", "versions", "hashes"):
+        _typed(values[key], dict, key)
+    for step in values["settings"].get("steps", []):
+        _typed(step["stage"], str, "stage"), _typed(step["method"], str, "method")
+    _typed(values["settings"].get("alpha", 0.0), float, "alpha")
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(_typed(value, str, "a list of texts") for value in _typed(values, list, "a list of texts"))
+
+
+def _row(kind: type[T], values: dict[str, Any]) -> T:
+    """An instance of a dataclass of plain values, each of the type that the class says."""
+    for field in fields(kind):  # type: ignore[arg-type]
+        _typed(values[field.name], field.type, field.name)
+    return kind(**values)
+
+
+def _typed(value: Any, kind: Any, name: str) -> Any:
+    """The value, if it is of that kind; JSON writes 1.0 and 1 alike, and knows that true is no number."""
+    wanted = kind | int if isinstance(0.0, kind) else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"'{name}' is {shortened(value)}")
+    return value
+
+
+def _load_examples(path: Path) -> tuple[Example, ...]:
+    """The pictures; a folder without them still gives a report."""
+    if not path.exists():
+        return ()
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            positions = [int(key[2:]) for key in arrays.files if key.startswith("x_")]
+            found = {key: arrays[key] for key in arrays.files}
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise StorageError(f"cannot read '{path}': {error}; delete it to go without pictures") from error
+    return tuple(Example(p, found[f"x_{p}"], found.get(f"adv_{p}"), found.get(f"why_{p}")) for p in positions)

@@ -1,0 +1,1 @@
+"""A ball and a box through a network together."""

@@ -1,0 +1,1 @@
+"""What all domains share: input regions, placements of patches, rounding."""

@@ -1,0 +1,1 @@
+"""Linear bounds: relaxations of activations, backward and forward substitution, optimised slopes."""

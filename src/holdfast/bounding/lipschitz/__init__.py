@@ -1,0 +1,1 @@
+"""Lipschitz constants of layers and networks, proved."""

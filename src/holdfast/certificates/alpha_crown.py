@@ -1,0 +1,86 @@
+"""CROWN with optimised slopes as a certificate."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.bounding.core.region import REGIONS, Region
+from holdfast.bounding.graph.ops import Graph
+from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.linear import alpha
+from holdfast.bounding.linear import relaxation as linear
+from holdfast.bounding.linear.alpha import ASCENT, Ascent
+from holdfast.bounding.linear.coefficients import Coefficients
+from holdfast.certificates.core.margins import from_margins, worst_margins
+from holdfast.registry import register
+from holdfast.results import CertifyResult
+from holdfast.threats import Threat
+
+
+@register(
+    "certify",
+    "alpha-crown",
+    summary="CROWN with lower slopes optimised by gradient ascent, per neuron and per margin",
+    guarantee="proof",
+    threats=REGIONS,
+    reference="Xu et al., Fast and complete: enabling complete verification with massively parallel incomplete "
+    "verifiers, 2021",
+)
+def alpha_crown(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    ascent: Ascent = ASCENT,
+    sound: bool = True,
+    chunk_boxes: int = 64,
+) -> CertifyResult:
+    """CROWN first; the slopes are then optimised for the inputs that it leaves open.
+
+    Args:
+        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
+        threat: any.
+        ascent: how to optimise the slopes; `Ascent(joint=True)` also those of the hidden layers.
+        sound: account for floating-point rounding.
+        chunk_boxes: boxes in memory at a time, for patches.
+    """
+
+    def margins(graph: Graph, r: Region, y: Tensor) -> Tensor:
+        least = r.x.new_full((len(y),), -torch.inf)
+        if ascent.hope < math.inf:
+            logits = model(r.x)
+            own = logits.gather(1, y[:, None])[:, 0] - logits.scatter(1, y[:, None], -torch.inf).amax(1)
+            least = -ascent.hope * own
+        return _climb(graph, r, y, ascent, least, sound=sound)
+
+    found = worst_margins(trace(model, x, threat), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
+    return from_margins(found, y, "alpha-crown")
+
+
+@torch.no_grad()
+def _climb(graph: Graph, r: Region, y: Tensor, ascent: Ascent, least: Tensor, *, sound: bool) -> Tensor:
+    """CROWN's margins (B, K), those that are not positive made better where the smallest is at least `least` (B,)."""
+    relaxed = linear.relaxation(graph, r, slopes="adaptive", hidden=True, sound=sound)
+    margins = linear.margin_bounds(relaxed, y)
+    rivals = margins.scatter(1, y[:, None], torch.inf)
+    smallest = rivals.amin(1)
+    open_ = ((smallest <= 0) & (smallest >= least)).nonzero()[:, 0]
+    if len(open_) == 0:
+        return margins
+    if ascent.joint:
+        better = alpha.margin_bounds(graph, r.select(open_), y[open_], ascent, sound=sound)
+        margins[open_] = torch.maximum(margins[open_], better)
+        return margins
+    # Every row has slopes of its own, so that those of classes that are ruled out already can be left out: each input
+    # has as many rows as the one with the most that are open.
+    left, whole = alpha.select(relaxed, open_), margins[open_]
+    not_yet = rivals[open_] <= 0
+    rows = not_yet.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : int(not_yet.sum(1).max())]
+    start = linear.margin_rows(left, y[open_]).values
+    start = start.gather(1, rows[..., None].expand(*rows.shape, start.shape[2]))
+    better = alpha.optimise(left, Coefficients(start), ascent)
+    whole = whole.scatter(1, rows, torch.maximum(whole.gather(1, rows), better))
+    margins[open_] = whole.scatter(1, y[open_][:, None], 0.0)
+    return margins

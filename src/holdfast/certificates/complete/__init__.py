@@ -1,0 +1,1 @@
+"""Complete verification: answers that leave nothing open, given time."""

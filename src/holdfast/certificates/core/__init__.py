@@ -1,0 +1,1 @@
+"""What several certificates share: margins, distances, radii, proved norms, rounding of logits."""

@@ -1,0 +1,1 @@
+"""Modules that answer with a proof."""

@@ -1,0 +1,1 @@
+"""Certificates by sampling: randomised smoothing and its relatives."""

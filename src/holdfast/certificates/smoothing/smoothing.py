@@ -1,0 +1,115 @@
+"""Randomised smoothing: the class that a network gives most often to noisy copies of an input, and how far that holds.
+
+The smoothed classifier g(x) = argmax_c P[f(x + G) = c], G ~ N(0, sigma^2 I), answers A on the whole ball of radius
+sigma Phi^-1(p_A) around x if p_A = P[f(x + G) = A] > 1/2 (Cohen, Rosenfeld and Kolter, "Certified adversarial
+robustness via randomized smoothing", 2019). p_A is bounded from below by samples, so the statement is wrong with
+probability alpha at most. It needs nothing of f but its answers, and it speaks of g, not of f.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from scipy import special
+from torch import Tensor, nn
+
+from holdfast.certificates.smoothing.percentile import check_sigma
+from holdfast.certificates.smoothing.prove import Variant, prove
+from holdfast.certificates.smoothing.sample import Sampling, Watch
+from holdfast.certificates.smoothing.votes import Counts, Draw
+from holdfast.errors import InputError
+from holdfast.registry import register
+from holdfast.results import CertifyResult
+from holdfast.threats import L2, Threat
+from holdfast.utils.intervals import SLACK
+
+
+def gaussian(sigma: float) -> Draw:
+    """Noise N(0, sigma^2 I)."""
+
+    def draw(x: Tensor, number: int, generator: torch.Generator) -> Tensor:
+        return x.new_empty(number, *x.shape).normal_(0, sigma, generator=generator).add_(x)
+
+    return draw
+
+
+def gaussian_probability(radius: Tensor, sigma: float) -> Tensor:
+    """Phi(radius / sigma), rounded up: the probability above which the radius is proved; float64."""
+    share = special.ndtr(radius.cpu().double().numpy() / sigma) * (1 + SLACK)
+    return torch.as_tensor(share).to(radius.device)
+
+
+def gaussian_radius(probability: Tensor, sigma: float) -> Tensor:
+    """sigma Phi^-1(probability), rounded down, and 0 for a probability of 1/2 or less; float64."""
+    quantile = special.ndtri(probability.cpu().double().clamp(0.5, 1).numpy())
+    return (torch.as_tensor(quantile).to(probability.device) * (sigma * (1 - SLACK))).clamp(min=0)
+
+
+@register(
+    "certify",
+    "smoothing",
+    summary="randomised smoothing with Gaussian noise; needs a model trained with such noise",
+    guarantee="probabilistic proof",
+    threats=("l2",),
+    reference="Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing, 2019",
+    smoothed=True,
+)
+def smoothing(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    sigma: float | None = None,
+    n: int = 100_000,
+    n0: int = 100,
+    alpha: float = 0.001,
+    adaptive: bool = True,
+    radii: Sequence[float] = (),
+    batch: int = 1000,
+    seed: int = 0,
+    logits: Tensor | None = None,
+    index: Tensor | None = None,
+    counts: Counts | None = None,
+    watch: Watch | None = None,
+) -> CertifyResult:
+    """Certified if the smoothed classifier is shown to answer y on the ball; it is that of `hf.Smoothed(model, sigma)`.
+
+    The radius is that of the sample as far as it went: with `adaptive` sampling it is just above the radius asked for.
+
+    Args:
+        model: from (B, ...) to logits (B, K).  x: inputs.  y: labels, shape (B,).
+        threat: an l2 ball.
+        sigma: standard deviation of the noise, in the units of x: that of the training.
+        n: most samples for each input.  n0: samples that guess its class; they are not used again.
+        alpha: probability that the statement about one input is wrong.
+        adaptive: stop as soon as the radius asked for is proved, or will hardly be; False: n samples of each input.
+        radii: further radii that shall be settled; one alpha serves them all.
+        batch: noisy copies in one forward pass; the answer does not change.
+        seed: fixes the noise.
+        logits: of the inputs, if they are known; they only tell K.
+        index: (B,) what identifies each input for the noise; its position if not given.
+        counts: of a run that was stopped, to go on with.
+        watch: called after each forward pass.
+
+    Returns:
+        `margin` is the lower bound of P[f(x + G) = y], 0 where y is not the class guessed, minus Phi(eps / sigma).
+    """
+    if not isinstance(threat, L2):
+        raise InputError(f"'smoothing' certifies l2 balls, got '{threat}'")
+    if sigma is None:
+        raise InputError("'smoothing' needs sigma, the standard deviation of the noise that the model was trained with")
+    check_sigma(sigma)
+    asked = torch.tensor([threat.eps, *radii], dtype=torch.float64, device=x.device)
+    if not bool((asked.isfinite() & (asked >= 0)).all()):
+        raise InputError(f"a radius must be a finite number, 0 or more, got {asked.tolist()}")
+    variant = Variant(
+        name="smoothing",
+        noise=f"gaussian {sigma!r}",
+        draw=gaussian(sigma),
+        probability=gaussian_probability(asked, sigma),
+        radius=lambda p: gaussian_radius(p, sigma),
+        budget=threat.eps,
+        what=f"l2 {float(asked.min()):g} at sigma {sigma:g}",
+    )
+    how = Sampling(n, n0, alpha, adaptive, batch, seed)
+    return prove(model, x, y, variant, how, logits=logits, index=index, counts=counts, watch=watch)

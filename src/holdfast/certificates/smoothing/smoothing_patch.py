@@ -1,0 +1,141 @@
+"""Derandomised smoothing against patches: the network sees one band or block at a time, and the positions vote.
+
+Class c gets n_c votes, one from each position in which its probability is above a threshold; the most votes win, of
+equals the class that comes first. A patch changes only what the positions see that it touches, so all others vote as
+before (Levine and Feizi, "(De)randomized smoothing for certifiable defense against patch attacks", 2020). With A the
+positions that a patch at one place touches, and a_c the votes of c among them, c = y still wins if for all j != y
+
+    n_y - a_y >= n_j - a_j + |A| + 1[j < y].
+
+The certificate asks this of every place. The paper asks n_y >= n_j + 2 |A| + 1[j < y]; since a_y <= |A| and a_j >= 0,
+that proves no more.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.certificates.smoothing.ablation import Part, ablate, windows
+from holdfast.checks import check_logits
+from holdfast.errors import InputError
+from holdfast.registry import register
+from holdfast.results import CertifyResult
+from holdfast.threats import Patch, Threat
+
+
+class BandVotes(nn.Module):
+    """The smoothed classifier itself: votes of each class over all positions of the window, (B, C, H, W) -> (B, K).
+
+    `argmax` takes the first of equals, as the certificate does. The votes are counts and have no gradient.
+
+    Args:
+        model: from (B, C, H, W) to logits (B, K), trained on ablated images.
+        part, size, threshold, null: as for the certificate `smoothing-patch`.
+        chunk_views: ablated images in memory at a time.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        part: Part = "column",
+        size: int = 4,
+        threshold: float = 0.3,
+        null: float = 0.5,
+        chunk_views: int = 1024,
+    ) -> None:
+        super().__init__()
+        if not 0 <= threshold < 1:
+            raise InputError(f"threshold is a probability, >= 0 and < 1, got {threshold}")
+        if chunk_views < 1:
+            raise InputError(f"chunk_views must be at least 1, got {chunk_views}")
+        self.model, self.part, self.size = model, part, size
+        self.threshold, self.null, self.chunk_views = threshold, null, chunk_views
+
+    def extra_repr(self) -> str:
+        return f"part={self.part!r}, size={self.size}, threshold={self.threshold:g}, null={self.null:g}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.votes(x).sum((2, 3)).to(x)
+
+    @torch.no_grad()
+    def votes(self, x: Tensor) -> Tensor:
+        """Which position votes for which class, (B, K, P, Q), bool; P x Q positions."""
+        if x.ndim != 4:
+            raise InputError(f"bands and blocks are parts of images (B, C, H, W), got an input of {tuple(x.shape)}")
+        rows, columns = windows(self.part, self.size, x.shape[2], x.shape[3])
+        keep = (rows[:, None, :, None] & columns[None, :, None, :]).flatten(0, 1)[:, None].to(x.device)
+
+        def look(some: Tensor) -> Tensor:
+            logits = check_logits(self.model, ablate(x[:, None], some, self.null).flatten(0, 1))
+            return (logits.softmax(1) > self.threshold).view(len(x), len(some), logits.shape[1])
+
+        votes = torch.cat([look(some) for some in keep.split(max(1, self.chunk_views // max(1, len(x))))], 1)
+        return votes.transpose(1, 2).reshape(len(x), votes.shape[2], len(rows), len(columns))
+
+
+@register(
+    "certify",
+    "smoothing-patch",
+    summary="derandomised smoothing: bands or blocks of the image vote, and a patch touches few of them",
+    guarantee="proof",
+    threats=("patch",),
+    reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020",
+    smoothed=True,
+)
+def smoothing_patch(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    part: Part = "column",
+    size: int = 4,
+    threshold: float = 0.3,
+    null: float = 0.5,
+    every_place: bool = True,
+    chunk_views: int = 1024,
+) -> CertifyResult:
+    """Certified if no patch can keep y from winning the vote; a proof about `BandVotes`, not about the model itself.
+
+    Args:
+        model: from (B, C, H, W) to logits (B, K), trained on ablated images.  x: inputs.  y: labels, shape (B,).
+        threat: the patch.
+        part: the network sees a "column", a "row" or a "block" of the image.
+        size: width of the column, height of the row, side of the block.
+        threshold: a position votes for each class whose probability is above it; for none, if there is no such class.
+        null: the value of what is ablated, that of the training.
+        every_place: look at the votes that a patch touches at each place; False: the test of the paper.
+        chunk_views: ablated images in memory at a time.
+
+    Returns:
+        `margin` in votes: the least n_y - n_j over all patches, plus (j - y) / K, which breaks ties as the vote does.
+    """
+    if not isinstance(threat, Patch):
+        raise InputError(f"'smoothing-patch' certifies patches, got '{threat}'")
+    smoothed = BandVotes(model, part=part, size=size, threshold=threshold, null=null, chunk_views=chunk_views)
+    votes = smoothed.votes(x).double()
+    threat.locations(tuple(x.shape[1:]))  # refuses a patch that does not fit
+    rows, columns = (axis.to(x.device) for axis in windows(part, size, x.shape[2], x.shape[3]))
+    touched = _touched(rows, threat.height), _touched(columns, threat.width)
+    area = touched[0].sum(1)[:, None] * touched[1].sum(1)
+    total = votes.sum((2, 3))[..., None, None]
+    # The votes that are safe from a patch at each place, (B, K, places, places).
+    left = total - touched[0] @ votes @ touched[1].T if every_place else total
+    gain = area if every_place else 2 * area.max()
+    own = left.gather(1, y[:, None, None, None].expand(-1, 1, *left.shape[2:]))
+    worst = (own - left - gain).amin((2, 3))
+    classes = torch.arange(votes.shape[1], device=x.device)
+    margins = worst + (classes - y[:, None]) / votes.shape[1]
+    margin = margins.scatter(1, y[:, None], torch.inf).amin(1).to(x.dtype)
+    return CertifyResult(margin > 0, margin, by=tuple("smoothing-patch" if m > 0 else "" for m in margin.tolist()))
+
+
+def _touched(kept: Tensor, patch: int) -> Tensor:
+    """Which positions see a cell under the patch from each of its places, (places, P) of ones and zeros, float64.
+
+    `kept` (P, n) holds the cells of each position along one axis of the image.
+    """
+    n = kept.shape[1]
+    place, cell = torch.arange(n - patch + 1, device=kept.device)[:, None], torch.arange(n, device=kept.device)
+    under = (cell >= place) & (cell < place + patch)
+    return (under.double() @ kept.double().T > 0).double()

@@ -1,0 +1,165 @@
+"""`holdfast explain`: pictures of explanations, and how well they lie on the object."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import holdfast as hf
+from holdfast.cli.common import ArchitectureOption, DataOption, ModelArgument, RootOption, open_both
+from holdfast.data import Split
+from holdfast.errors import InputError, StorageError
+from holdfast.explanations.core.pictures import Panel, draw, grey, models_figure, save_figure
+from holdfast.explanations.evaluate.annotations import read_boxes
+from holdfast.explanations.evaluate.locality import METHODS, SCORES, locality
+
+PICTURES = "pictures"
+
+
+class DefaultGroup(typer.core.TyperGroup):
+    """`holdfast explain MODEL` is `holdfast explain pictures MODEL`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Puts the default command in front of what is not a command."""
+        if args and args[0] not in self.commands:
+            args = [PICTURES, *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=DefaultGroup, help="Which features an answer rests on.", no_args_is_help=True)
+
+MethodOption = Annotated[
+    list[str] | None,
+    typer.Option("--method", help="`holdfast methods explain`; may be given several times."),
+]
+
+
+def parse_inputs(text: str, count: int) -> list[int]:
+    """Positions from text such as 0,3,7 or 0-4, all below `count`."""
+    try:
+        spans = [part.split("-") for part in text.split(",")]
+        chosen = [i for span in spans for i in range(int(span[0]), int(span[-1]) + 1)]
+    except ValueError:
+        raise InputError(f"cannot read the inputs '{text}'; write positions such as 0,3,7 or 0-4") from None
+    if not chosen or min(chosen) < 0 or max(chosen) >= count:
+        raise InputError(f"--inputs {text}: expected positions from 0 to {count - 1}")
+    return chosen
+
+
+@app.command(PICTURES)
+def pictures(
+    model: ModelArgument,
+    data: DataOption = "mnist-mini",
+    method: MethodOption = None,
+    inputs: Annotated[str, typer.Option(help="Positions in the test split: 0,3,7 or 0-4.")] = "0-3",
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/explain"),
+    style: Annotated[str, typer.Option(help="overlay, signed or heat.")] = "overlay",
+    against: Annotated[list[Path] | None, typer.Option(help="Other models to put beside the first.")] = None,
+    quantity: Annotated[str, typer.Option(help="logit, probability or margin.")] = "logit",
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Draw explanations of chosen test inputs: one picture each, and all methods (and models) side by side."""
+    network, dataset = open_both(model, data, architecture, root)
+    chosen = parse_inputs(inputs, len(dataset.test))
+    x, y = dataset.test.x[chosen], dataset.test.y[chosen]
+    names = [f"input {i}: {dataset.classes[label]}" for i, label in zip(chosen, y.tolist(), strict=True)]
+    how: dict[str, Any] = {"quantity": quantity, "seed": seed, "index": torch.tensor(chosen)}
+    rows: list[list[Panel]] = [[Panel(name, grey(image))] for name, image in zip(names, x, strict=True)]
+    notes = []
+    for chosen_method in method or list(METHODS):
+        result = hf.explain(network, x, y, chosen_method, **how)
+        for k, i in enumerate(chosen):
+            panel = Panel(chosen_method, draw(x[k], result.attribution[k], style))  # type: ignore[arg-type]
+            save_figure([[panel]], out / f"{i:06d}-{chosen_method}.png")
+            rows[k].append(panel)
+            notes.append(
+                {
+                    "input": i,
+                    "method": chosen_method,
+                    "ok": bool(result.ok[k]),
+                    "completeness_error": float(result.error[k]),
+                    "gradients": int(result.gradients[k]),
+                    "by": result.by[k],
+                }
+            )
+    save_figure(rows, out / "methods.svg", title=f"Explanations of {model.stem}")
+    if against:
+        models = {model.stem: network, **{p.stem: open_both(p, data, architecture, root)[0] for p in against}}
+        for chosen_method in method or list(METHODS):
+            figure = models_figure(models, x, y, chosen_method, style=style, names=names, **how)  # type: ignore[arg-type]
+            save_figure(figure, out / f"models-{chosen_method}.svg", title=f"{chosen_method} of several models")
+    write_csv(out / "explanations.csv", notes)
+    failed = sum(not note["ok"] for note in notes)
+    typer.echo(f"{len(notes)} explanations, {failed} with a fallback or incomplete: {out / 'explanations.csv'}")
+    typer.echo(f"side by side: {out / 'methods.svg'}")
+
+
+@app.command("locality")
+def locality_command(
+    model: ModelArgument,
+    data: DataOption = "digit-scenes",
+    boxes: Annotated[Path | None, typer.Option(help="CSV or COCO file; the boxes of the data if not given.")] = None,
+    method: MethodOption = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Score the first N test inputs.")] = 200,
+    out: Annotated[Path | None, typer.Option(help="Scores of each input, a .csv file.")] = None,
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Score how well explanations lie inside the boxes around the objects: precision, recall, F1, pointing game."""
+    if out is not None and out.suffix != ".csv":
+        raise InputError(f"--out must end in .csv, got '{out}'")
+    network, dataset = open_both(model, data, architecture, root)
+    part = dataset.test[:n]
+    where = _boxes(part, boxes)
+    table = Table("method", "score", "mean", "95 %", "inputs", box=None, header_style="bold", pad_edge=False)
+    rows: list[dict[str, Any]] = []
+    for name in method or list(METHODS):
+        found = locality(network, part.x, part.y, where, name, seed=seed, **METHODS.get(name, {}))
+        for score, mean in found.means.items():
+            low, high = mean.interval
+            table.add_row(name, score, f"{mean.mean:.3f}", f"{low:.3f} to {high:.3f}", str(mean.count))
+        for i, reason in enumerate(found.problem):
+            scores = {score: float(getattr(found.scores, score)[i]) for score in SCORES}
+            ok = bool(found.explanation.ok[i])
+            rows.append({"input": i, "method": name, **scores, "ok": ok, "set_aside": reason})
+    Console().print(table)
+    aside = {i: reason for i, reason in enumerate(found.problem) if reason}
+    typer.echo(f"first {len(part)} test inputs of '{dataset.name}', {len(aside)} set aside")
+    typer.echo("95 % intervals of the mean: Clopper-Pearson for pointing, 1.96 standard errors for the others")
+    for i, reason in list(aside.items())[:5]:
+        typer.echo(f"set aside: input {i}, {reason}")
+    if out is not None:
+        write_csv(out, rows)
+        typer.echo(f"results: {out}")
+
+
+def _boxes(part: Split, path: Path | None) -> Any:
+    """Boxes of the user's file, or of the data."""
+    if path is not None:
+        return read_boxes(path)
+    if part.boxes is None:
+        raise InputError("the data have no boxes; give --boxes FILE.csv, or use --data digit-scenes")
+    boxes: Tensor = part.boxes
+    return boxes
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rows as CSV; the folder is made when missing."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(buffer.getvalue(), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write '{path}': {error.strerror}") from error

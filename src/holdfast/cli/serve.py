@@ -1,0 +1,28 @@
+"""`holdfast serve`: the page to look around."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.common import ArchitectureOption, DataOption, RootOption, open_both
+from holdfast.errors import InputError
+from holdfast.serve import Subject, serve
+
+
+def serve_command(
+    runs: Annotated[Path, typer.Argument(help="Folder with runs, at any depth; read only.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8787,
+    host: Annotated[
+        str, typer.Option(help="Where to listen. Beyond this machine (0.0.0.0) the address carries a token.")
+    ] = "127.0.0.1",
+    model: Annotated[Path | None, typer.Option(help="A model to try, beside those of the training runs.")] = None,
+    data: DataOption = "mnist-mini",
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Show all runs in the browser, live, and try inputs on a model; stop with Ctrl-C."""
+    if architecture is not None and model is None:
+        raise InputError("--architecture says what a --model is; give --model as well")
+    subject = None if model is None else Subject(model.stem, *open_both(model, data, architecture, root))
+    serve(runs, host=host, port=port, subject=subject, announce=lambda address: typer.echo(f"open {address}"))

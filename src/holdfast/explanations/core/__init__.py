@@ -1,0 +1,1 @@
+"""What several explanations share: paths, baselines, the boundary search, pictures."""

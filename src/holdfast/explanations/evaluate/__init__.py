@@ -1,0 +1,1 @@
+"""Can an explanation be trusted? Locality, stability, randomised weights."""

@@ -1,0 +1,316 @@
+"""Models on disk. Nothing here runs code from a file: safetensors, state dicts read as plain tensors, ONNX graphs."""
+
+import contextlib
+import json
+import math
+import os
+import pickle
+import uuid
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from holdfast.errors import InputError, StorageError
+from holdfast.models.catalog import get_architecture, make_model
+from holdfast.models.size import Sizes, at_most
+from holdfast.utils.limits import SHOWN, UNPACKED, check_values, load_tensors, parse_json, shortened, shortened_text
+
+_KEY = "holdfast"  # entry of the safetensors header that holds our record, as JSON
+_HEADER = 8 * 2**20  # bytes of a safetensors header: enough for the names of 80,000 tensors
+_RECORD = 2**20  # bytes of our record
+_OPTIONS = 100_000  # values in an architecture
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".onnx")
+State = dict[str, Tensor]
+Recipe = tuple[str, dict[str, Any]]
+
+
+def save_model(model: nn.Module, path: str | Path, **metadata: Any) -> Path:
+    """Write weights, architecture, version and `metadata` to a .safetensors file; returns its path.
+
+    The file appears complete or not at all, and an older file of that name stays until then. A model that `make_model`
+    did not make is saved without an architecture: to load it again, build it and give it to `load_model`.
+
+    Args:
+        model: in any mode, on any device.
+        path: ends in .safetensors; its folder exists.
+        metadata: JSON values to keep with the model, such as epoch=30; `read_metadata` gives them back.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise InputError(f"models are saved as .safetensors, got '{path}'; use '{path.with_suffix('.safetensors')}'")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+    recipe = get_architecture(model)
+    state = _tensors_of(model.state_dict(), "the model")
+    if recipe is not None:
+        _check_recipe(recipe, state)
+    header = {"format": "pt", _KEY: _record_text(recipe, metadata)}
+    # Copies: safetensors refuses tensors that share memory or are not contiguous.
+    _write({name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in state.items()}, path, header)
+    return path
+
+
+def _record_text(recipe: Recipe | None, metadata: dict[str, Any]) -> str:
+    """Our entry of the header; sorted, so that the same content gives the same bytes."""
+    record = {"version": version("holdfast"), "architecture": recipe, "metadata": metadata}
+    try:
+        check_values(metadata)
+        text = json.dumps(record, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the metadata of a model must be JSON values: {error}") from error
+    if len(text) > _RECORD:
+        raise InputError(
+            f"architecture and metadata of a model take {len(text):,} characters, more than {_RECORD:,}; "
+            "keep large metadata in a file of their own"
+        )
+    return text
+
+
+def _check_recipe(recipe: Recipe, state: State) -> None:
+    """Refuse to write a file that could not be loaded again because the model was changed after it was made."""
+    sizes = _sizes(state)
+    expected = _build(recipe, "the model", sizes).state_dict()
+    if _sizes(expected) != sizes:
+        raise InputError(
+            f"the model says it is '{recipe[0]}' but its weights are not those of '{recipe[0]}': it was changed after "
+            "make_model. Use `del model.architecture` to save it without an architecture."
+        )
+
+
+def _write(state: State, path: Path, header: dict[str, str]) -> None:
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        save_file(state, temporary, header)
+        _sort_header(temporary)
+        os.replace(temporary, path)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write '{path}': {error}. Is the folder there, writable, and not full?") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _sort_header(path: Path) -> None:
+    """Puts the entries of the header in order, and the file on the disk: safetensors writes metadata in any order."""
+    with path.open("rb+") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        text = json.dumps(header, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) > size:
+            raise SafetensorError(f"the header of {size} bytes would grow to {len(text)}")
+        file.seek(8)
+        file.write(text.ljust(size))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """The model in a file, in eval mode, on the CPU (or where `model` is).
+
+    Args:
+        path: .safetensors; .pt or .pth with a state dict, or with {"architecture": (name, options), "state_dict": ...};
+            or .onnx (needs the extra `onnx`).
+        model: gets the weights, in its own dtype and on its own device. Needed when the file has no architecture;
+            if anything does not fit, it stays as it was.
+    """
+    path = Path(path)
+    if path.suffix not in _SUFFIXES:
+        raise InputError(f"cannot tell how to load '{path}': expected a name that ends in {', '.join(_SUFFIXES)}")
+    if not path.is_file():
+        raise StorageError(f"there is no model file '{path}'")
+    if path.suffix == ".onnx":
+        if model is not None:
+            raise InputError(f"'{path}' holds a whole network, not weights; call load_model without model=")
+        return _load_onnx(path)
+    if path.suffix == ".safetensors":
+        sizes, recipe, _ = _read_header(path)
+        model, fresh = _target(model, recipe, sizes, path)
+        state = _read_tensors(path)
+    else:
+        state, recipe = _read_state_dict(path)
+        model, fresh = _target(model, recipe, _sizes(state), path)
+    # A fresh model is on the meta device: its tensors are replaced, so the dtypes are those of the file.
+    if fresh:
+        _check_kinds(model, state, path)
+    model.load_state_dict(state, assign=fresh)
+    return model.eval()
+
+
+def _target(model: nn.Module | None, recipe: Recipe | None, sizes: Sizes, path: Path) -> tuple[nn.Module, bool]:
+    """The module that the tensors of the file fit into, and whether it is a new one, without values."""
+    if model is None:
+        if recipe is None:
+            raise InputError(f"'{path}' holds weights but no architecture; build the model and give it as model=")
+        built = _build(recipe, f"'{path}'", sizes)
+        _check_sizes(built, sizes, path)
+        return built, True
+    own = get_architecture(model)
+    if own is not None and recipe is not None and own != recipe:
+        raise InputError(
+            f"'{path}' holds {_recipe_text(recipe)}, but model= is {_recipe_text(own)}; call load_model without model="
+        )
+    _check_sizes(model, sizes, path)
+    return model, False
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """What `save_model` was given to keep with the model; empty for a file from elsewhere."""
+    if not Path(path).is_file():
+        raise StorageError(f"there is no model file '{path}'")
+    return _read_header(Path(path))[2]
+
+
+def _read_header(path: Path) -> tuple[Sizes, Recipe | None, dict[str, Any]]:
+    """What a safetensors file says about itself: shapes, architecture and metadata. No tensor is read."""
+    try:
+        _check_header(path)
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            sizes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        text = header.get(_KEY, "{}")
+        if len(text) > _RECORD:
+            raise ValueError(f"its record has {len(text):,} characters, expected at most {_RECORD:,}")
+        record = parse_json(text, finite=False)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise StorageError(f"'{path}' is damaged or not a safetensors file: {error}") from error
+    metadata = (record.get("metadata") or {}) if isinstance(record, dict) else None
+    if not isinstance(metadata, dict):
+        raise StorageError(f"'{path}' is damaged: its record is not a table, or the metadata in it are not")
+    return sizes, _as_recipe(record.get("architecture"), path), metadata
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a header so large that reading it alone would take long."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > _HEADER:
+        raise ValueError(f"its header has {size:,} bytes, expected at most {_HEADER:,}")
+
+
+def _read_tensors(path: Path) -> State:
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Copies, so that the model does not live in a memory map of a file that may change.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise StorageError(f"'{path}' is damaged or not a safetensors file: {error}") from error
+
+
+def _read_state_dict(path: Path) -> tuple[State, Recipe | None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about formats that are refused below anyway
+            content = load_tensors(path)
+    except pickle.UnpicklingError as error:
+        raise _refusal(path) from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        if "TorchScript" in str(error):
+            raise _refusal(path) from error
+        raise StorageError(f"'{path}' is damaged or not a PyTorch file ({type(error).__name__}: {error})") from error
+    recipe = None
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        recipe = _as_recipe(content.get("architecture"), path)
+        content = content["state_dict"]
+    state = _tensors_of(content, f"'{path}'")
+    # A tensor may repeat a few values without end; to write it out would fill the memory.
+    values, size = sum(tensor.numel() for tensor in state.values()), path.stat().st_size
+    if values > UNPACKED * size:
+        raise InputError(f"'{path}' has {size:,} bytes but tensors of {values:,} values; save them without views")
+    return state, recipe
+
+
+def _refusal(path: Path) -> InputError:
+    return InputError(
+        f"'{path}' is not a plain state dict: it holds pickled objects or code, and loading it could run anything. "
+        "If you trust it, load it yourself in the environment that made it and convert it with "
+        "holdfast.models.save_model(model, 'model.safetensors'); then build the same architecture here and call "
+        "load_model('model.safetensors', model=...)."
+    )
+
+
+def _tensors_of(content: object, source: str) -> State:
+    if not isinstance(content, dict) or not content:
+        raise InputError(f"{source} holds no state dict: expected names with tensors, got {type(content).__name__}")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(
+                f"{source} holds no plain state dict: entry {name!r} is a {type(value).__name__}, expected a tensor. "
+                "Save model.state_dict(), or {'architecture': (name, options), 'state_dict': model.state_dict()}."
+            )
+    return dict(content)
+
+
+def _as_recipe(value: object, path: Path) -> Recipe | None:
+    if value is None:
+        return None
+    try:
+        check_values(value, most=_OPTIONS)
+    except ValueError as error:
+        raise InputError(f"'{path}' has an architecture that cannot be read: {error}") from error
+    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], dict):
+        return str(value[0]), value[1]
+    raise InputError(f"'{path}' has an architecture that is not a pair (name, options): {shortened(value)}")
+
+
+def _recipe_text(recipe: Recipe, *, most: int = 10 * SHOWN) -> str:
+    return f"{shortened(recipe[0])} with {shortened(recipe[1], most)}"
+
+
+def _build(recipe: Recipe, source: str, sizes: Sizes) -> nn.Module:
+    """The architecture without weights, on the meta device; refused where it needs more than the file holds."""
+    values = sum(math.prod(shape) for shape in sizes.values())
+    try:
+        with torch.device("meta"), at_most(len(sizes), values):
+            return make_model(recipe[0], **recipe[1])
+    except Exception as error:  # options from a file can fail in any way
+        reason = shortened_text(str(error) or type(error).__name__)
+        wanted = _recipe_text(recipe, most=SHOWN)
+        raise InputError(f"the architecture of {source} cannot be built: {reason}; it is {wanted}") from error
+
+
+def _sizes(state: Mapping[str, Tensor]) -> Sizes:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def _check_sizes(model: nn.Module, sizes: Sizes, path: Path) -> None:
+    own = _sizes(model.state_dict())
+    missing = [name for name in own if name not in sizes]
+    unknown = [name for name in sizes if name not in own]
+    if missing or unknown:
+        parts = [f"it lacks '{missing[0]}' ({len(missing)} missing)"] if missing else []
+        names = f"{shortened(unknown[0])}, which the model has not ({len(unknown)} unknown)" if unknown else ""
+        parts += [f"it has {names}"] if unknown else []
+        if unknown and all(name.startswith("module.") for name in unknown):
+            parts.append("remove the prefix 'module.' that DataParallel adds to every name")
+        raise InputError(f"the weights in '{path}' are those of another architecture: {'; '.join(parts)}")
+    for name, shape in own.items():
+        if shape != sizes[name]:
+            raise InputError(
+                f"the weights in '{path}' are those of another architecture: '{name}' has shape {sizes[name]}, the "
+                f"model needs {shape}"
+            )
+
+
+def _check_kinds(model: nn.Module, state: State, path: Path) -> None:
+    """Refuse whole numbers in the place of weights."""
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not state[name].is_floating_point():
+            raise InputError(
+                f"the weights in '{path}' are those of another architecture: '{name}' is {state[name].dtype}, the "
+                f"model needs {tensor.dtype}"
+            )
+
+
+def _load_onnx(path: Path) -> nn.Module:
+    try:
+        from holdfast.models.onnx.convert import load_onnx
+    except ModuleNotFoundError as error:
+        raise InputError(f"'{path}': ONNX files need an extra: pip install 'holdfast[onnx]'") from error
+    return load_onnx(path)

@@ -1,0 +1,1 @@
+"""Architectures, one family to a file."""

@@ -1,0 +1,142 @@
+"""Networks for certificates by Lipschitz constants: LiResNet, and plain stacks with MinMax.
+
+The constant of a network is a product over its layers, and tight only if that of every layer is. MinMax keeps the norm
+of gradients, and orthogonal weights start with the norm one in all directions. A residual branch with an activation
+would cost 1 + K_branch; a block of LiResNet is linear, so that skip and branch are one convolution with one norm.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from holdfast.errors import InputError
+from holdfast.models.catalog import Shape
+from holdfast.models.catalog import add_architecture as add
+from holdfast.models.layers import MinMax
+from holdfast.models.zoo.plain import Layer, cnn, need_image
+
+
+class LinearResidual(nn.Module):
+    """x + scale * beta * conv(x) with a 3x3 convolution, computed as one convolution.
+
+    Args:
+        channels: in and out.
+        scale: of the branch; 1 / sqrt(number of blocks).
+    """
+
+    def __init__(self, channels: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.randn(channels, channels, 3, 3) / (9 * channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.ones(channels))
+
+    def extra_repr(self) -> str:
+        return f"{len(self.bias)}, scale={self.scale}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain = self.scale * self.beta
+        identity = F.pad(torch.diag_embed(torch.ones_like(gain))[..., None, None], (1, 1, 1, 1))
+        return F.conv2d(x, identity + gain[:, None, None, None] * self.weight, gain * self.bias, padding=1)
+
+
+class NormalizedLinear(nn.Module):
+    """Dense layer with rows of norm one: the size of the weights cannot be traded against margins."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(outputs, inputs)))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]}, {self.weight.shape[0]}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, F.normalize(self.weight, dim=1), self.bias)
+
+
+def liresnet(
+    input_shape: Shape,
+    classes: int,
+    *,
+    depth: int = 6,
+    width: int = 128,
+    neck: int = 2048,
+    stem: Sequence[int] = (5, 2, 2),
+) -> nn.Sequential:
+    """Stem, `depth` linear residual blocks, a 4x4 convolution and a dense layer, normalised logits; MinMax everywhere.
+
+    Args:
+        input_shape: (C, H, W).
+        classes: number of logits.
+        depth: number of blocks.
+        width: channels of the blocks, even.
+        neck: width of the dense layer, even; 2048 in the tables of the thesis, 512 in an earlier version.
+        stem: kernel size, stride and padding of the first convolution: (5, 2, 2) for 32x32 images, (7, 4, 3) for 64x64
+            and (14, 14, 0) for 224x224, which all give maps of 16x16.
+    """
+    channels, height, image_width = need_image(input_shape)
+    if depth < 1 or min(width, neck) < 2 or width % 2 or neck % 2:
+        raise InputError(f"a LiResNet needs depth >= 1 and even width and neck, got {depth}, {width} and {neck}")
+    if len(stem) != 3 or min(stem[:2]) < 1 or stem[2] < 0:
+        raise InputError(f"stem must be (kernel size, stride, padding), got {stem!r}")
+    kernel, stride, padding = stem
+    rows, columns = (((size + 2 * padding - kernel) // stride + 1) // 4 for size in (height, image_width))
+    if min(rows, columns) < 1:
+        raise InputError(
+            f"input_shape {tuple(input_shape)} is too small: less than 4x4 is left after the stem {stem!r}"
+        )
+    modules: list[nn.Module] = [_orthogonal(nn.Conv2d(channels, width, kernel, stride, padding)), MinMax()]
+    for _ in range(depth):
+        modules += [LinearResidual(width, 1 / math.sqrt(depth)), MinMax()]
+    modules += [_orthogonal(nn.Conv2d(width, 2 * width, 4, 4)), MinMax(), nn.Flatten()]
+    modules += [_orthogonal(nn.Linear(2 * width * rows * columns, neck)), MinMax(), NormalizedLinear(neck, classes)]
+    return nn.Sequential(*modules)
+
+
+def minmax_cnn(
+    input_shape: Shape, classes: int, *, layers: Sequence[Layer] = (), hidden: Sequence[int] = (100,)
+) -> nn.Sequential:
+    """`cnn` with MinMax and orthogonal weights; options as there, widths even."""
+    widths = [*hidden, *(layer[0] for layer in layers if not isinstance(layer, str))]
+    if any(isinstance(size, int) and size % 2 for size in widths):
+        raise InputError(f"MinMax sorts pairs: all widths must be even, got {layers!r} and {hidden!r}")
+    model = cnn(input_shape, classes, layers=layers, hidden=hidden, activation="minmax")
+    for module in model:
+        _orthogonal(module)
+    return model
+
+
+def _orthogonal(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.orthogonal_(module.weight)
+        nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+    return module
+
+
+_HU = "Hu et al., Unlocking deterministic robustness certification on ImageNet, 2023"
+_LEINO = "Leino, Wang and Fredrikson, Globally robust neural networks, 2021"
+_CIFAR, _TINY = (3, 32, 32), (3, 64, 64)
+_DOWN = ((32, 3, 1, 1), (32, 4, 2, 1), (64, 3, 1, 1), (64, 4, 2, 1))
+_SIX = ((32, 3, 1, 1), *_DOWN[:2], (64, 3, 1, 1), *_DOWN[2:])
+_EIGHT_1 = ((64, 3, 1, 1), (64, 3, 1, 1), (64, 4, 2, 1), (128, 3, 1, 1), (128, 3, 1, 1), (128, 4, 2, 1))
+_EIGHT = (*_EIGHT_1, (256, 3, 1, 1), (256, 4, 2, 1))
+
+add("liresnet", liresnet, "linear residual blocks with MinMax; choose depth, width and neck", _HU, input_shape=_CIFAR)
+add("liresnet-l18w256", liresnet, "LiResNet, 18 blocks of 256", _HU, input_shape=_CIFAR, depth=18, width=256)
+add("2c2f-minmax", minmax_cnn, "2c2f with MinMax", _LEINO, layers=((16, 4, 2, 1), (32, 4, 2, 1)))
+add("4c3f-minmax", minmax_cnn, "4c3f with MinMax", _LEINO, layers=_DOWN, hidden=(512, 512))
+add("6c2f-minmax", minmax_cnn, "6c2f with MinMax", _LEINO, layers=_SIX, hidden=(512,), input_shape=_CIFAR)
+add(
+    "8c2f-minmax",
+    minmax_cnn,
+    "8c2f with MinMax and padded convolutions, for Tiny ImageNet",
+    _LEINO,
+    layers=_EIGHT,
+    hidden=(256,),
+    input_shape=_TINY,
+    classes=200,
+)

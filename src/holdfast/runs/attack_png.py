@@ -1,0 +1,69 @@
+"""Adversarial examples as 8-bit pictures, only those that survive the rounding."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from holdfast.runs.attack_files import Found, write_bytes
+from holdfast.audits.inputs import to_model
+from holdfast.utils.png import encode_png
+from holdfast.threats import Threat
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """How many examples became pictures, and how many were lost: no longer misclassified, or outside the threat."""
+
+    written: int
+    right_again: int
+    outside: int
+
+
+def eight_bit(x: npt.NDArray[np.floating], low: float, high: float) -> npt.NDArray[np.float64]:
+    """x rounded to the 256 levels of an 8-bit picture between `low` and `high`, shape of x."""
+    levels = np.rint(np.clip((x.astype(np.float64) - low) / (high - low), 0.0, 1.0) * 255)
+    return low + (high - low) * (levels / 255)
+
+
+def contains_rounded(threat: Threat, x_adv: Tensor, x: Tensor) -> Tensor:
+    """(B,) bool: is there a point of the set within half a level, (high - low) / 510, of every value of `x_adv`?
+
+    All threats measure |x_adv - x| value by value, so the best such point takes half a level off each change.
+    """
+    half = (threat.high - threat.low) / 510 * (1 + 1e-6)
+    change = x_adv - x
+    # A change that rounding alone may explain must vanish exactly: `patch` and `sparse` count every changed pixel.
+    nearest = torch.where(change.abs() <= half, x, x_adv - half * change.sign())
+    return threat.contains(nearest, x)
+
+
+@torch.no_grad()
+def save_pngs(
+    model: nn.Module, x: Tensor, y: Tensor, found: Found, threat: Threat | None, folder: Path, *, batch_size: int
+) -> Pictures:
+    """Writes the examples as `folder`/INDEX.png, and counts them. An input that is misclassified unchanged is none.
+
+    Args:
+        x: the inputs (N, C, H, W), C = 1 or 3.  y: their labels (N,).  found: what the attack found for them.
+        threat: the set to lie in; None where the attack had none, and the range is 0 to 1.
+    """
+    low, high = (0.0, 1.0) if threat is None else (threat.low, threat.high)
+    chosen = np.flatnonzero(found.success & (found.by != "clean"))
+    written = right_again = outside = 0
+    for start in range(0, len(chosen), batch_size):
+        rows = chosen[start : start + batch_size]
+        pictures = eight_bit(found.x_adv[rows], low, high)
+        part, labels = to_model(model, x[rows], y[rows])
+        shown = torch.from_numpy(pictures).to(part)
+        fooled = model(shown).argmax(1) != labels
+        inside = torch.ones_like(fooled) if threat is None else contains_rounded(threat, shown, part)
+        right_again += int((~fooled).sum())
+        outside += int((fooled & ~inside).sum())
+        for i in (fooled & inside).nonzero()[:, 0].tolist():
+            write_bytes(folder / f"{found.index[rows[i]]:06d}.png", encode_png(pictures[i], low=low, high=high))
+            written += 1
+    return Pictures(written, right_again, outside)

@@ -1,0 +1,8 @@
+"""Robust training: one loop, recipes as TOML files, objectives as functions."""
+
+from holdfast.training.context import Context
+from holdfast.training.interrupt import Interrupted
+from holdfast.training.loop import train
+from holdfast.training.recipe.recipe import Recipe, list_recipes, load_recipe, parse_override
+
+__all__ = ["Context", "Interrupted", "Recipe", "list_recipes", "load_recipe", "parse_override", "train"]

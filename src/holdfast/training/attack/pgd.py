@@ -1,0 +1,83 @@
+"""The inner maximum by projected gradient ascent, fresh for every batch."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.attacks.core.gradients import frozen, input_gradient
+from holdfast.attacks.core.losses import Loss
+from holdfast.attacks.pgd import BALLS, perturb
+from holdfast.registry import register
+from holdfast.training.context import Context, in_mode
+from holdfast.training.recipe.values import Count, Positive
+
+Mode = Literal["eval", "train"]
+NUDGE = 1e-3  # standard deviation of a start just off x, of Zhang et al., 2019
+
+
+def gradient_at(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, mode: Mode) -> Tensor:
+    """Gradient of the loss of each input with respect to it, shape of x; the model in `mode` meanwhile."""
+    with in_mode(model, mode == "train"), frozen(model):
+        return input_gradient(model, x, y, loss)[0]
+
+
+@register(
+    "train",
+    "pgd",
+    part="attack",
+    summary="inner maximum by projected gradient ascent from a random start",
+    reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+    threats=BALLS,
+)
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: Loss,
+    context: Context,
+    *,
+    steps: Count = 10,
+    step_size: Positive | None = None,
+    random_start: bool = True,
+    mode: Mode = "eval",
+) -> Tensor:
+    """The last of `steps` steps of projected gradient ascent on `loss`, shape of x.
+
+    Args:
+        model: from (B, ...) to logits (B, K).
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        loss: (logits, y) -> (B,), to maximise.
+        context: of this step.
+        steps: gradient steps.
+        step_size: in the threat's own unit; 2.5 * budget / steps of the scheduled budget if none is given.
+        random_start: start at a random point of the set; else at x with a little Gaussian noise, since the gradient of
+            a loss that compares with the output at x vanishes at x itself.
+        mode: of the model while it is attacked. In "train" batch norm uses the statistics of the attacked batch and
+            updates its running ones at every step of the attack, as the first public code did.
+    """
+    threat, noise = context.threat, context.noise
+    start = None if random_start else threat.project(x + NUDGE * noise.normal(x.shape[1:], x.dtype), x)
+    first = torch.full_like(y, steps)  # steps until the first misclassified iterate
+    taken = 0
+
+    def watch(logits: Tensor) -> None:
+        nonlocal taken
+        first[(logits.argmax(1) != y) & (first == steps)] = taken
+        taken += 1
+
+    with in_mode(model, mode == "train"):
+        x_adv = perturb(
+            model,
+            x,
+            y,
+            threat,
+            noise=noise,
+            steps=steps,
+            step_size=2.5 * threat.budget / steps if step_size is None else step_size,
+            loss=loss,
+            start=start,
+            watch=watch,
+        )
+    context.notes["kappa"] = first.to(x.dtype) / steps
+    return x_adv

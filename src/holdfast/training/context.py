@@ -1,0 +1,96 @@
+"""What an objective gets beside the model and the batch."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from holdfast.errors import InputError
+from holdfast.random import Noise
+from holdfast.threats import Threat
+from holdfast.training.augment import Transform
+
+Metrics = Mapping[str, Tensor | float]
+Objective = Callable[..., tuple[Tensor, Metrics]]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a recipe sets beside the objective, with its options filled in; None where the recipe has none.
+
+    Attributes:
+        attack: finds the adversarial examples.  targets: what the outputs are compared with.
+        regularizers: terms that are added to the loss, by name.
+        perturb_weights: moves the weights before the loss is taken.
+        top: name of the model's linear top layer, where a part needs it.
+    """
+
+    attack: partial[Any] | None = None
+    targets: partial[Any] | None = None
+    regularizers: Mapping[str, partial[Any]] = field(default_factory=dict)
+    perturb_weights: partial[Any] | None = None
+    top: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """One step of a run, as its objective sees it.
+
+    An objective is `(model, x, y, context, *, options) -> (loss, metrics)`: `loss` is the mean over the batch, a scalar
+    with gradients for the parameters; `metrics` are further means over the batch, for the history. It gets the bare
+    module also under several processes, so it may walk the layers (bounds, Lipschitz constants), or evaluate the model
+    at other weights with `torch.func.functional_call`, which is how a weight perturbation fits into one objective.
+
+    Attributes:
+        epoch: counts from 0.
+        step: optimiser steps before this one, since the start of the run.
+        progress: fraction of the run at the middle of this step, between 0 and 1.
+        index: (B,) int64, position of each input in the training split, on the device of x.
+        noise: random numbers of this step, fixed by seed, step and `index`.
+        transform: the augmentation that made x out of the training images.
+        state: tensors that live through the run and go into the checkpoint; change them in place or replace them. A
+            cache of per-example perturbations is `state["delta"]`, shape (count, C, H, W), read and written at `index`.
+        count: number of training examples.
+        optimizer: for its learning rate and its own state; the loop takes the step.
+        adversary: the threat at the budget scheduled for this step, or None if the recipe has none.
+        ramp: how much of its rise the budget has behind it at this step, between 0 and 1.
+        parts: the other parts of the recipe, for an objective that is composed of them.
+        notes: per-example tensors (B,) that one part of this step leaves for another; their means go into the history.
+    """
+
+    epoch: int
+    step: int
+    progress: float
+    index: Tensor
+    noise: Noise
+    transform: Transform
+    state: dict[str, Tensor]
+    count: int
+    optimizer: Optimizer
+    adversary: Threat | None
+    parts: Parts = Parts()
+    ramp: float = 1.0
+    notes: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def threat(self) -> Threat:
+        """The threat at the budget scheduled for this step."""
+        if self.adversary is None:
+            raise InputError('threat: missing; this objective needs one, such as threat = "linf:0.1"')
+        return self.adversary
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Every module in training or in eval mode inside; afterwards each one as it came."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode

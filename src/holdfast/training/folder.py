@@ -1,0 +1,122 @@
+"""The folder of a run: every file appears whole or not at all, and nothing is overwritten unasked.
+
+recipe.toml            the recipe as resolved; `holdfast train FOLDER` repeats the run
+run.json               versions, seed, device, data
+history.csv            one row per epoch
+checkpoints/last.pt    all that resuming needs
+checkpoints/best.pt    the weights of the best epoch so far
+model.safetensors      the finished model
+tensorboard/           if asked for
+"""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from holdfast.errors import InputError, StorageError
+from holdfast.utils.limits import load_tensors
+
+RECIPE, RUN, HISTORY, MODEL = "recipe.toml", "run.json", "history.csv", "model.safetensors"
+LAST, BEST = Path("checkpoints") / "last.pt", Path("checkpoints") / "best.pt"
+TENSORBOARD = "tensorboard"
+_OURS = (RECIPE, RUN, HISTORY, MODEL, "checkpoints", TENSORBOARD)
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Writes beside `path` and renames, so that a failure leaves the old file as it was."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    # torch reports a full disk as a RuntimeError of its archive writer.
+    except (OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise StorageError(
+            f"cannot write {path}: {reason}. What was there is untouched; make room or choose another folder (out=)."
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, whole."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def write_tensors(path: Path, content: dict[str, Any]) -> None:
+    """Tensors and plain containers, whole; `read_tensors` reads them back without running any code."""
+    write_whole(path, lambda file: torch.save(content, file))
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """What `write_tensors` wrote, on the CPU."""
+    try:
+        content = load_tensors(path)
+    except FileNotFoundError as error:
+        raise StorageError(f"there is no checkpoint {path}; start the run without resume") from error
+    except Exception as error:  # the reader of a damaged archive fails in many ways, all of them mean the same
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+        raise damaged(path, reason) from error
+    if not isinstance(content, dict):
+        raise StorageError(f"the checkpoint {path} is not one of Holdfast's; start the run again with force=True")
+    return content
+
+
+def damaged(path: Path, reason: str) -> StorageError:
+    """The error for a checkpoint that cannot be used."""
+    return StorageError(
+        f"the checkpoint {path} is damaged ({reason}). Restore it from a copy, or start the run again with force=True."
+    )
+
+
+def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
+    """All rows so far; a column that some rows lack stays empty there."""
+    if not history:
+        return
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, columns, lineterminator="\n")
+    table.writeheader()
+    table.writerows(history)
+    write_text(folder / HISTORY, text.getvalue())
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Indented JSON, whole; sorted, so that the same content gives the same bytes."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def check_free(folder: Path, *, resume: bool, force: bool) -> None:
+    """Refuse a folder that holds a run, unless it is to be resumed or replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"out: {folder} is a file; give a folder")
+    found = [name for name in _OURS if (folder / name).exists()]
+    if found and not (resume or force):
+        raise InputError(
+            f"out: {folder} already holds a run ({found[0]}). Go on with it: --resume, or resume=True; "
+            "replace it: --force, or force=True; or choose another folder."
+        )
+
+
+def clear(folder: Path) -> None:
+    """Removes the files of an earlier run, and nothing else."""
+    if not folder.is_dir():
+        return
+    try:
+        for name in _OURS:
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot remove the earlier run in {folder}: {error.strerror or error}") from error

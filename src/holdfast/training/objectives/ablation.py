@@ -1,0 +1,64 @@
+"""Training for classifiers that see a part of the image only: the loss is taken at a random part of each input."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from holdfast.certificates.smoothing.ablation import ablate, random_pixels, windows
+from holdfast.errors import InputError
+from holdfast.random import Noise
+from holdfast.registry import register
+from holdfast.training.context import Context, Metrics
+from holdfast.training.recipe.values import Count
+
+Part = Literal["column", "row", "block", "pixels"]
+
+
+def ablated_view(x: Tensor, noise: Noise, *, part: Part, size: int, null: float) -> Tensor:
+    """x with all ablated but a random part of each input, shape of x; for the options see `ablation`."""
+    if part == "pixels":
+        return ablate(x, random_pixels(x, size, noise), null)
+    if x.ndim != 4:
+        raise InputError(
+            f"objective.part: a {part} is part of images (B, C, H, W), got inputs of shape {tuple(x.shape)}"
+        )
+    rows, columns = (axis.to(x.device) for axis in windows(part, size, x.shape[2], x.shape[3]))
+    row, column = rows[noise.fork(0).integers(len(rows))], columns[noise.fork(1).integers(len(columns))]
+    return ablate(x, (row[:, :, None] & column[:, None, :])[:, None], null)
+
+
+@register(
+    "train",
+    "ablation",
+    part="objective",
+    summary="smoothed classifiers: cross-entropy at a random band, block or set of pixels of each input",
+    reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020; "
+    "Robustness certificates for sparse adversarial attacks by randomized ablation, 2020",
+)
+def ablation(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    context: Context,
+    *,
+    part: Part = "column",
+    size: Count = 4,
+    null: float = 0.5,
+) -> tuple[Tensor, Metrics]:
+    """Mean of CE(z(x ablated), y), what is kept drawn anew for each input in each step.
+
+    Args:
+        model: from (B, C, H, W) to logits (B, K); for pixels any shape of inputs.
+        x: inputs, shape (B, C, H, W).  y: labels, shape (B,).
+        context: of this step.
+        part: what the network sees: a "column", a "row" or a "block" for the certificate `smoothing-patch`, or
+            "pixels" for `smoothing-l0`.
+        size: width of the column, height of the row, side of the block, or number of pixels.
+        null: the value of what is ablated.
+    """
+    logits = model(ablated_view(x, context.noise, part=part, size=size, null=null))
+    with torch.no_grad():
+        accuracy = (logits.argmax(1) == y).to(logits.dtype).mean()
+    return cross_entropy(logits, y), {"accuracy": accuracy}

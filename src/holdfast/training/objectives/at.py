@@ -1,0 +1,47 @@
+"""Adversarial training: the loss at the worst input that the attack finds."""
+
+from torch import Tensor, nn
+
+from holdfast.attacks.pgd import BALLS
+from holdfast.registry import register
+from holdfast.training.context import Context, Metrics
+from holdfast.training.curvature import trace_ce, trace_kl
+from holdfast.training.objectives.standard import fit_terms, fit_trace
+from holdfast.training.recipe.values import NotNegative
+from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step
+
+
+@register(
+    "train",
+    "at",
+    part="objective",
+    summary="adversarial training: cross-entropy at the inputs that the attack finds",
+    reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+    threats=BALLS,
+)
+def adversarial(
+    model: nn.Module, x: Tensor, y: Tensor, context: Context, *, divergence_weight: NotNegative = 0.0
+) -> tuple[Tensor, Metrics]:
+    """Mean of max over x' in the threat set of -log softmax(z(x'))_y, the maximum by the attack of the recipe.
+
+    Args:
+        model: from (B, ...) to logits (B, K).
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        context: of this step.
+        divergence_weight: of KL(softmax(z(x)) || softmax(z(x'))), the anchor for fine-tuning on additional data (Liu
+            et al., "On the impact of hard adversarial instances on overfitting in adversarial training", 2021). Its
+            gradient goes through both outputs.
+    """
+    if divergence_weight == 0:
+        return robust_step(model, x, y, context, Family("ce", False, fit_terms, fit_trace))
+
+    def terms(views: Views) -> Terms:
+        clean, adv = views.pair
+        return Terms(fit(adv.logits, views.target), divergence_weight * divergence(clean.logits, adv.logits))
+
+    def trace(views: Views, bias: bool) -> Terms:
+        clean, adv = views.pair
+        kl = trace_kl(clean.z, clean.logits, adv.z, adv.logits, stop_gradient=False, bias=bias)
+        return Terms(trace_ce(adv.z, adv.logits, bias=bias), divergence_weight * kl)
+
+    return robust_step(model, x, y, context, Family("ce", True, terms, trace))

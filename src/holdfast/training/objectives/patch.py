@@ -1,0 +1,125 @@
+"""Certified training against patches: the loss of the worst margins over many placements, bounded by intervals."""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from holdfast.bounding import patches as local
+from holdfast.bounding.graph.ops import Graph
+from holdfast.bounding.graph.trace import trace_batch
+from holdfast.errors import InputError
+from holdfast.registry import register
+from holdfast.threats import Patch, Threat
+from holdfast.training.context import Context, Metrics
+from holdfast.training.objectives.certified import margin_metrics
+from holdfast.training.recipe.values import NOT_NEGATIVE, Count
+
+BOXES = 2**13
+"""Boxes in memory at a time; beyond that, parts are computed again in the backward pass. The result is the same."""
+
+
+@register(
+    "train",
+    "patch",
+    part="objective",
+    summary="interval bounds for a patch at random places, at all of them, or pooled over neighbouring ones",
+    reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+    threats=("patch",),
+)
+def patch(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    context: Context,
+    *,
+    places: Annotated[int, NOT_NEGATIVE] = 10,
+    pool: Count = 1,
+) -> tuple[Tensor, Metrics]:
+    """Mean of CE(-m, y), where m_j is the least lower bound of z_y - z_j over the places of the patch.
+
+    While the budget rises, a value under the patch moves by at most that share of the valid range. With random places
+    the cost does not depend on the size of the image, but the loss bounds the worst case at those places alone:
+    certify with all of them. "verified" is the share of inputs with all margins above zero at the places of this step.
+
+    Args:
+        model: from (B, C, H, W) to logits (B, K).
+        x: inputs.  y: labels, shape (B,).
+        context: of this step.
+        places: random ones for each input, drawn anew in each step; 0 for all.
+        pool: merge the bounds of pool x pool neighbouring places after the first layer; needs `places` = 0.
+    """
+    threat = need_patch(context.threat, x)
+    if pool > 1 and places > 0:
+        raise InputError(
+            f"pool: neighbouring places are merged where all are bounded, got places = {places}; set it to 0"
+        )
+    graph, logits = trace_batch(model, x)
+    reach = context.ramp * (threat.high - threat.low)
+    corners = threat.locations(tuple(x.shape[1:])).to(x.device)
+    if reach == 0:
+        margins = logits.gather(1, y[:, None]) - logits
+    elif places > 0:
+        drawn = corners[context.noise.integers(len(corners), (places,))]
+        margins = place_margins(graph, x, y, threat, drawn[:, :, None], reach).amin(1)
+    else:
+        margins = worst_margins(graph, x, y, threat, corners[groups(threat, x, pool)], reach)
+    return cross_entropy(-margins, y), margin_metrics(logits, margins, y)
+
+
+def need_patch(threat: Threat, x: Tensor) -> Patch:
+    """The threat, if it is a patch and the inputs are images."""
+    if not isinstance(threat, Patch):
+        raise InputError(f"threat: this objective trains against patches, such as 'patch:5x5', got '{threat}'")
+    if x.ndim != 4:
+        raise InputError(f"threat: '{threat}' needs images of shape (B, C, H, W), got inputs of shape {tuple(x.shape)}")
+    return threat
+
+
+def groups(threat: Patch, x: Tensor, pool: int) -> Tensor:
+    """Neighbouring places, as indices into `threat.locations`, shape (G, pool^2); those at the border have repeats."""
+    rows, columns = x.shape[2] - threat.height + 1, x.shape[3] - threat.width + 1
+    down, across = (
+        (torch.arange(0, size, pool)[:, None] + torch.arange(pool)).clamp(max=size - 1) for size in (rows, columns)
+    )
+    index = down[:, None, :, None] * columns + across[None, :, None, :]
+    return index.flatten(2).flatten(0, 1).to(x.device)
+
+
+def worst_margins(graph: Graph, x: Tensor, y: Tensor, threat: Patch, corners: Tensor, reach: float) -> Tensor:
+    """The least margins over all groups of places (G, p, 2), shape (B, K).
+
+    Each margin has its least value in one group, the only one that its gradient comes from. So all groups are searched
+    without gradients, and the worst one of each class is bounded once more with them.
+    """
+    worst = corners[_worst_groups(graph, x, y, threat, corners, reach)]
+    return place_margins(graph, x, y, threat, worst, reach).diagonal(dim1=1, dim2=2)
+
+
+@torch.no_grad()
+def _worst_groups(graph: Graph, x: Tensor, y: Tensor, threat: Patch, corners: Tensor, reach: float) -> Tensor:
+    """Which of the groups (G, p, 2) has the least margin of each class, (B, K)."""
+    least = x.new_full((len(x), graph.nodes[-1].shape[0]), torch.inf)
+    where = torch.zeros_like(least, dtype=torch.long)
+    first = 0
+    for part in corners.split(max(1, BOXES // (len(x) * corners.shape[1]))):
+        found, at = place_margins(graph, x, y, threat, part.expand(len(x), *part.shape), reach).min(1)
+        where = torch.where(found < least, first + at, where)
+        least = torch.minimum(least, found)
+        first += len(part)
+    return where
+
+
+def place_margins(graph: Graph, x: Tensor, y: Tensor, threat: Patch, corners: Tensor, reach: float) -> Tensor:
+    """Lower bounds of z_y - z_j for n groups of p places of each input, corners (B, n, p, 2), shape (B, n, K)."""
+    count = max(1, BOXES // (corners.shape[1] * corners.shape[2]))
+    if not torch.is_grad_enabled() or len(x) <= count:
+        return local.margin_bounds(graph, x, y, threat, corners, reach)
+
+    def bounds(x: Tensor, y: Tensor, corners: Tensor) -> Tensor:
+        return local.margin_bounds(graph, x, y, threat, corners, reach)
+
+    parts = zip(x.split(count), y.split(count), corners.split(count), strict=True)
+    return torch.cat([checkpoint(bounds, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])

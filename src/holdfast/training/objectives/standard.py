@@ -1,0 +1,36 @@
+"""Training without an adversary: the baseline."""
+
+from torch import Tensor, nn
+
+from holdfast.registry import register
+from holdfast.training.context import Context, Metrics
+from holdfast.training.curvature import trace_ce
+from holdfast.training.step import Family, Terms, Views, fit, robust_step
+
+
+def fit_terms(views: Views) -> Terms:
+    """The cross-entropy at x'."""
+    return Terms(fit(views.adv.logits, views.target))
+
+
+def fit_trace(views: Views, bias: bool) -> Terms:
+    """Curvature of the cross-entropy at x'."""
+    return Terms(trace_ce(views.adv.z, views.adv.logits, bias=bias))
+
+
+@register(
+    "train",
+    "standard",
+    part="objective",
+    summary="cross-entropy on the inputs as they are",
+    reference="Goodfellow, Bengio and Courville, Deep Learning, 2016, section 6.2",
+)
+def standard(model: nn.Module, x: Tensor, y: Tensor, context: Context) -> tuple[Tensor, Metrics]:
+    """Mean of -log softmax(z(x))_y. A threat in the recipe is used for validation only.
+
+    Args:
+        model: from (B, ...) to logits (B, K).
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        context: of this step.
+    """
+    return robust_step(model, x, y, context, Family("none", False, fit_terms, fit_trace))

@@ -1,0 +1,56 @@
+"""Optimisers and averages of the weights."""
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from holdfast.errors import InputError
+from holdfast.training.average import ema, swa
+from holdfast.training.muon import Muon
+from holdfast.training.recipe.recipe import AveragePart, OptimizerPart, Recipe
+from holdfast.training.schedules import LEARNING_RATES, warm_up
+
+
+def make_optimizer(part: OptimizerPart, model: nn.Module) -> Optimizer:
+    """The optimiser of the recipe on the parameters that want gradients."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise InputError("the model has no parameters that require gradients: there is nothing to train")
+    if part.name == "sgd":
+        return SGD(
+            parameters, lr=part.lr, momentum=part.momentum, nesterov=part.nesterov, weight_decay=part.weight_decay
+        )
+    if part.name == "muon":
+        return Muon(parameters, lr=part.lr, momentum=part.momentum, weight_decay=part.weight_decay)
+    kind = Adam if part.name == "adam" else AdamW
+    return kind(parameters, lr=part.lr, weight_decay=part.weight_decay)
+
+
+def learning_rate(recipe: Recipe, t: float) -> float:
+    """The learning rate at the progress `t`, in epochs."""
+    choice, (position, length) = recipe.learning_rate, recipe.period(t)
+    factor = LEARNING_RATES[choice.name](position, length, **choice.options)
+    return recipe.optimizer.lr * factor * warm_up(position, recipe.warmup)
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """The same learning rate for every group of parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def gradient_norm(model: nn.Module, clip_norm: float | None) -> float:
+    """Norm of the whole gradient before clipping; clips it if asked."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
+    return float(norm)
+
+
+def make_average(part: AveragePart, model: nn.Module) -> AveragedModel | None:
+    """The average of the weights that the recipe asks for."""
+    if part.name == "none":
+        return None
+    return ema(model, decay=part.decay) if part.name == "ema" else swa(model)

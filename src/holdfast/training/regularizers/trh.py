@@ -1,0 +1,96 @@
+"""The trace of the Hessian of the loss with respect to the weights: what a PAC-Bayes bound asks to keep small."""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import InputError
+from holdfast.registry import register
+from holdfast.training.context import Metrics, in_mode
+from holdfast.training.curvature import trace_hutchinson, trace_relu
+from holdfast.training.outputs import forward
+from holdfast.training.recipe.values import Count, NotNegative
+from holdfast.training.step import Taken, Terms, mean_loss
+
+# Steps of the schedule "multistep": the share of the run before which a factor holds.
+_MULTISTEP = ((0.1, 0.01), (0.5, 0.1))
+
+
+def ramp(schedule: str, progress: float) -> float:
+    """Factor on the weight at this fraction of the run: too much curvature penalty early on leads to a plateau.
+
+    >>> [ramp("multistep", p) for p in (0.05, 0.1, 0.5)]
+    [0.01, 0.1, 1.0]
+    """
+    if schedule == "linear":
+        return progress
+    if schedule == "multistep":
+        return next((factor for end, factor in _MULTISTEP if progress < end), 1.0)
+    return 1.0
+
+
+@register(
+    "train",
+    "trh",
+    part="regularizers",
+    summary="trace of the Hessian, top layer in closed form or the whole network",
+    reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
+)
+def trh(
+    taken: Taken,
+    *,
+    weight: NotNegative = 5e-4,
+    schedule: Literal["constant", "linear", "multistep"] = "constant",
+    network: Literal["top", "full"] = "top",
+    estimator: Literal["exact", "hutchinson"] = "exact",
+    samples: Count = 1,
+) -> tuple[Tensor, Metrics]:
+    """weight * trace of the Hessian of the objective as trained, with respect to the weights.
+
+    The objective has its targets, the weights of its examples and its stopped gradients; x' and these are constants.
+    Other regularisers are not part of it.
+
+    Args:
+        taken: the step.
+        weight: lambda of the paper; half of the prior's variance in its bound.
+        schedule: of the weight over the run: constant; linear from 0; multistep (1 % of it until 10 % of the run, 10 %
+            until 50 %, then all).
+        network: "top": the closed form of the objective for the linear top layer, at next to no cost. "full": all
+            layers; beside an objective that takes the loss of bounds, the trace of the cross-entropy at x.
+        estimator: of the full network: the exact form, for the cross-entropy of multi-layer perceptrons with ReLU, or
+            Hutchinson's estimator, for any objective and model, noisy and twice differentiated.
+        samples: of Hutchinson's estimator.
+    """
+    context, views = taken.context, taken.views
+    factor = weight * ramp(schedule, context.progress)
+    if network == "full":
+        trace = _full(taken, estimator, samples)
+        return factor * trace, {"trace": trace}
+    top = taken.model.get_submodule(context.parts.top or "")
+    trace = mean_loss(taken.family.trace(views, top.bias is not None), taken.target)
+    with torch.no_grad():
+        energy = views.adv.z.square().sum(1).mean()
+        impurity = (1 - views.adv.logits.softmax(1).square().sum(1)).mean()
+    return factor * trace, {"trace": trace, "features": energy, "impurity": impurity}
+
+
+def _full(taken: Taken, estimator: str, samples: int) -> Tensor:
+    if estimator == "exact":
+        if taken.family.clean:
+            raise InputError(
+                "the exact trace over all layers is for the cross-entropy at x', and this objective also looks at x; "
+                'take estimator = "hutchinson", or network = "top"'
+            )
+        return mean_loss(Terms(trace_relu(taken.model, taken.x_adv, weights=taken.weights)), taken.target)
+    at = dict(taken.model.named_parameters()) if taken.weights is None else taken.weights
+    parameters = {name: at[name] for name, p in taken.model.named_parameters() if p.requires_grad}
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        clean = forward(taken.model, taken.x, weights=weights) if taken.family.clean else None
+        views = replace(taken.views, clean=clean, adv=forward(taken.model, taken.x_adv, weights=weights))
+        return mean_loss(taken.family.terms(views), taken.target)
+
+    with in_mode(taken.model, False):  # batch norm in training mode would write its statistics under the transform
+        return trace_hutchinson(loss, parameters, noise=taken.context.noise, samples=samples, create_graph=True)

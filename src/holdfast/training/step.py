@@ -1,0 +1,200 @@
+"""One step of robust training, composed of the parts of a recipe.
+
+x'   = attack(x)            maximises the cross-entropy, or the divergence from the clean output
+t, w = targets(y)           one-hot, smooth or learned targets, and a weight for each example
+loss = mean of w (fit + rest) as the objective says, at the weights theta + xi if these are perturbed
+       + the regularisers
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
+
+from holdfast.attacks.core.losses import Loss
+from holdfast.bounding.linear.relaxation import Relaxation
+from holdfast.training.attack import pgd
+from holdfast.training.context import Context, Metrics, in_mode
+from holdfast.training.outputs import Output, Weights, forward
+
+Inner = Literal["none", "ce", "kl"]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What the outputs are compared with.
+
+    Attributes:
+        value: labels (B,) or distributions (B, K).
+        weight: of each example, (B,), or None for equal weights.
+        weigh_all: the weights apply to the whole loss, not only to the part that fits the targets.
+    """
+
+    value: Tensor
+    weight: Tensor | None = None
+    weigh_all: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """The outputs that a loss compares: at x (None if the loss does not look there) and at x'; labels and targets."""
+
+    clean: Output | None
+    adv: Output
+    y: Tensor
+    target: Tensor
+
+    @property
+    def pair(self) -> tuple[Output, Output]:
+        """Both outputs, for a loss that needs both."""
+        assert self.clean is not None
+        return self.clean, self.adv
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """A loss per example, (B,) each: the part that fits the targets, and the rest."""
+
+    fit: Tensor
+    rest: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """What makes an objective.
+
+    Attributes:
+        inner: the loss that the attack maximises; "none" for no attack.
+        clean: whether the loss looks at the clean input too.
+        terms: the loss per example.
+        trace: traces of the Hessians of `terms` with respect to the weights of the top layer; the flag says whether
+            that layer has a bias.
+    """
+
+    inner: Inner
+    clean: bool
+    terms: Callable[[Views], Terms]
+    trace: Callable[[Views, bool], Terms]
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """A step as a regulariser sees it.
+
+    `weights` are those at which the loss is taken, None for the model's own; `relaxed` is the network over the threat
+    set around x, where the objective has bounded it; `target` has the weight of each example, None for equal weights.
+    """
+
+    model: nn.Module
+    weights: Weights | None
+    x: Tensor
+    x_adv: Tensor
+    views: Views
+    terms: Terms
+    family: Family
+    context: Context
+    relaxed: Relaxation | None = None
+    target: Target | None = None
+
+    def at(self, x: Tensor) -> Output:
+        """The outputs at x, at the weights of this step."""
+        return forward(self.model, x, weights=self.weights, top=self.context.parts.top)
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """KL(softmax(p) || softmax(q)) of each example, (B,), from logits (B, K)."""
+    return kl_div(q.log_softmax(1), p.log_softmax(1), reduction="none", log_target=True).sum(1)
+
+
+def fit(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of each example, (B,), against labels (B,) or distributions (B, K)."""
+    return cross_entropy(logits, target, reduction="none")
+
+
+def inner_loss(kind: Inner, model: nn.Module, x: Tensor) -> Loss:
+    """The loss per example that the attack maximises."""
+    if kind == "ce":
+        return fit
+    # Eval mode: the divergence is from the output of the network as it will be used.
+    with torch.no_grad(), in_mode(model, False):
+        clean = model(x)
+    return lambda logits, y: divergence(clean, logits)
+
+
+def attacked(model: nn.Module, x: Tensor, y: Tensor, context: Context, loss: Loss = fit) -> Tensor:
+    """What the attack of the recipe finds against `loss`, by default the cross-entropy; PGD if it names none."""
+    x_adv: Tensor = (context.parts.attack or pgd)(model, x, y, loss, context)
+    return x_adv
+
+
+def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family: Family) -> tuple[Tensor, Metrics]:
+    """Loss (a scalar) and metrics of one batch; see the top of this file.
+
+    Args:
+        model: from (B, ...) to logits (B, K).
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        context: of this step, with the parts of the recipe.
+        family: what the objective is made of.
+    """
+    parts = context.parts
+    x_adv = x
+    if family.inner != "none":
+        x_adv = attacked(model, x, y, context, inner_loss(family.inner, model, x))
+    target: Target | None = None  # learned targets change with every look: one look for each step
+
+    def evaluate(weights: Weights | None) -> tuple[Tensor, Taken, dict[str, Tensor]]:
+        nonlocal target
+        clean = forward(model, x, weights=weights, top=parts.top) if family.clean else None
+        adv = forward(model, x_adv, weights=weights, top=parts.top)
+        if target is None:
+            target = Target(y) if parts.targets is None else parts.targets(clean, adv, y, context)
+        views = Views(clean, adv, y, target.value)
+        terms = family.terms(views)
+        taken = Taken(model, weights, x, x_adv, views, terms, family, context, target=target)
+        penalty, figures = penalties(taken)
+        return mean_loss(terms, target) + penalty, taken, figures
+
+    weights = None
+    if parts.perturb_weights is not None:
+        weights = parts.perturb_weights(model, lambda weights: evaluate(weights)[0], context)
+    loss, taken, figures = evaluate(weights)
+    _record(taken.terms, context)
+    notes = {key: value.detach().to(loss.dtype).mean() for key, value in context.notes.items()}
+    accuracy = (taken.views.adv.logits.argmax(1) == y).to(loss.dtype).mean()
+    return loss, {"accuracy": accuracy, **figures, **notes}
+
+
+def penalties(taken: Taken) -> tuple[Tensor | float, dict[str, Tensor]]:
+    """The sum of the regularisers of the recipe, and their figures for the history."""
+    total: Tensor | float = 0.0
+    figures: dict[str, Tensor] = {}
+    for name, regularizer in taken.context.parts.regularizers.items():
+        penalty, values = regularizer(taken)
+        total = total + penalty
+        figures |= {f"{name}_{key}": value.detach() for key, value in values.items()}
+    return total, figures
+
+
+def mean_loss(terms: Terms, target: Target | None) -> Tensor:
+    """The mean over the batch with the weights of the examples, a scalar; also of traces, as a trace is linear."""
+    if target is None or target.weight is None:
+        return terms.fit.mean() if terms.rest is None else (terms.fit + terms.rest).mean()
+    share = target.weight / target.weight.sum().clamp(min=torch.finfo(target.weight.dtype).tiny)
+    if terms.rest is None:
+        return (share * terms.fit).sum()
+    if target.weigh_all:
+        return (share * (terms.fit + terms.rest)).sum()
+    return (share * terms.fit).sum() + terms.rest.mean()
+
+
+@torch.no_grad()
+def _record(terms: Terms, context: Context) -> None:
+    """Adds the loss of each example to its total, which its difficulty is measured by (`analyze.difficulty`)."""
+    state, loss = context.state, terms.fit
+    if "loss_sum" not in state:
+        state["loss_sum"], state["loss_count"] = loss.new_zeros(context.count), loss.new_zeros(context.count)
+    state["loss_sum"][context.index] += loss
+    state["loss_count"][context.index] += 1

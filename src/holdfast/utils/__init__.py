@@ -1,0 +1,1 @@
+"""Small tools that know nothing of robustness: progress, memory, files, intervals, options."""

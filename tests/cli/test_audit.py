@@ -1,0 +1,75 @@
+"""`holdfast audit` with several threats, a plan, groups, and an exit code for continuous integration."""
+
+import json
+
+import pytest
+
+import holdfast as hf
+from holdfast.cli.main import main
+
+
+@pytest.fixture
+def holdfast(monkeypatch, capsys, tmp_path):
+    """Runs an audit of a linear model in an empty folder; returns exit code, output and error output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    hf.save_model(hf.make_model("linear", seed=0), tmp_path / "linear.safetensors")
+    small = ["audit", "linear.safetensors", "--n", "12", "--budgets", "1", "--budget", "quick", "--out", "run"]
+
+    def run(*args):
+        monkeypatch.setattr("sys.argv", ["holdfast", *small, *args])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, out, err
+
+    return run
+
+
+def test_threats_plan_and_groups(holdfast, tmp_path):
+    (tmp_path / "about.csv").write_text("id,writer\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(20)))
+    code, out, _ = holdfast("--threat", "linf:0.01", "--threat", "l2:0.1", "--group", "about.csv:writer")
+    assert code == 0
+    assert "hold at linf:0.01" in out
+    assert "hold at l2:0.1" in out
+    body = json.loads((tmp_path / "run" / "audit.json").read_text())
+    assert [bracket["threat"] for bracket in body["brackets"]] == ["linf:0.01", "l2:0.1"]
+    assert body["settings"]["plan"] == "quick"
+    assert body["groups"] == {"writer": ["a", "b"] * 6}
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"results.csv", "badge.svg", "model-card.md"}
+
+
+def test_fail_under_is_an_exit_code(holdfast):
+    threat = ["--threat", "linf:0.001"]
+    code, _, err = holdfast(*threat, "--fail-under", "certified=0")
+    assert (code, err) == (0, "")
+    code, out, err = holdfast(*threat, "--fail-under", "certified=1", "--fail-under", "clean=0.99")
+    assert code == 1
+    assert "report: run/report.html" in out
+    assert err.count("failed: ") == 2
+    assert "at linf:0.001 is below 1" in err
+    assert "clean accuracy" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--fail-under", "certified"], "cannot read --fail-under 'certified'; write certified=0.8"),
+        (["--fail-under", "proved=0.5"], "cannot read --fail-under"),
+        (["--fail-under", "clean=80"], "cannot read --fail-under"),
+        (["--group", "about.csv"], "write FILE.csv:COLUMN"),
+        (["--group", "missing.csv:a"], "cannot read --group 'missing.csv:a'"),
+        (["--group", "about.csv:writter"], "Did you mean 'writer'?"),
+        (["--group", "about.csv:writer"], "'writer' has 1 values for 12"),
+        (["--threat", "linf:0.1", "--threat", "linf:0.1"], "is given twice"),
+        (["--engine", "spark"], "engine must be 'local' or 'ray'"),
+        (["--address", "here:1"], "address goes with engine='ray'"),
+    ],
+)
+def test_bad_options_are_refused_in_a_line(holdfast, tmp_path, options, message):
+    (tmp_path / "about.csv").write_text("id,writer\n1,a\n")
+    code, _, err = holdfast(*options)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()

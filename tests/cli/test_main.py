@@ -1,0 +1,322 @@
+"""The command line as a user meets it: what it prints, its exit codes, and one line for every mistake."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import holdfast as hf
+from holdfast.cli.main import main
+from holdfast.training import parse_override
+
+COMMANDS = [
+    "audit",
+    "attack",
+    "certify",
+    "bounds",
+    "report",
+    "serve",
+    "train",
+    "compare",
+    "methods",
+    "models",
+    "data",
+    "explain",
+    "watermark",
+]
+SUBCOMMANDS = [
+    *("data list", "data get", "explain pictures", "explain locality"),
+    *(f"watermark {name}" for name in ("embed", "certify", "verify", "attack")),
+]
+TINY = ["epochs=1", "validation=0.95", "evaluate.count=20", "evaluate.attack_steps=2"]
+
+
+def settings(*pairs):
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+@pytest.fixture
+def holdfast(monkeypatch, capsys, tmp_path):
+    """Runs the command line in this process and in an empty folder; returns exit code, output and error output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+
+    def run(*args):
+        monkeypatch.setattr("sys.argv", ["holdfast", *map(str, args)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def refused(holdfast):
+    """Runs a command that must fail in one line; returns the message."""
+
+    def run(*args):
+        code, _, err = holdfast(*args)
+        assert code == 2
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "linear.safetensors"
+    hf.save_model(hf.make_model("linear", seed=0), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a finished tiny training."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    hf.train("mnist-mini-standard", out=out, progress=False, **dict(parse_override(text) for text in TINY))
+    return out
+
+
+@pytest.mark.parametrize("command", COMMANDS + SUBCOMMANDS)
+def test_help_of_every_command(holdfast, command):
+    code, out, _ = holdfast(*command.split(), "--help")
+    assert code == 0
+    assert f"{command} [OPTIONS]" in out
+
+
+def test_help_lists_every_command(holdfast):
+    code, out, _ = holdfast("--help")
+    assert code == 0
+    assert all(command in out for command in COMMANDS)
+
+
+def test_methods_lists_all_or_one_kind(holdfast):
+    code, everything, _ = holdfast("methods")
+    assert code == 0
+    assert all(method.name in everything for method in hf.methods())
+    _, attacks, _ = holdfast("methods", "attack")
+    assert "pgd" in attacks
+    assert "certify" not in attacks
+
+
+def test_models_and_data_and_recipes_are_listed(holdfast):
+    assert "small-star" in holdfast("models")[1]
+    code, out, _ = holdfast("data", "list")
+    assert code == 0
+    rows = {line.split()[0]: line.split()[-1] for line in out.splitlines()[1:] if line.strip()}
+    assert rows["mnist-mini"] == "yes"
+    assert rows["cifar10"] == "no"
+    assert "mnist-mini-at" in holdfast("train", "--list")[1]
+    assert "mnist-mini-at" in holdfast("train")[1]
+
+
+def test_train_then_audit_then_report(holdfast, tmp_path):
+    code, out, _ = holdfast("train", "mnist-mini-standard", "--out", "run", *settings(*TINY))
+    assert code == 0
+    assert "epoch=1 " in out
+    assert "model: run/model.safetensors" in out
+
+    small = ["--n", 20, "--budgets", 2]
+    code, out, _ = holdfast("audit", "run/model.safetensors", *small)
+    assert code == 0
+    assert "of 20 inputs hold at linf:0.1" in out
+    assert "report: runs/audit-model-linf-0.1/report.html" in out
+    assert (tmp_path / "runs" / "audit-model-linf-0.1" / "report.html").is_file()
+
+    code, out, _ = holdfast("audit", "run/model.safetensors", *small, "--threat", "l2:0.5", "--out", "second")
+    assert code == 0
+    assert "hold at l2:0.5." in out
+    code, out, _ = holdfast("report", "runs/audit-model-linf-0.1", "second", "--out", "both.html")
+    assert code == 0
+    assert "report: both.html" in out
+    page = (tmp_path / "both.html").read_text()
+    assert "linf:0.1" in page
+    assert "l2:0.5" in page
+
+
+def test_audit_of_weights_alone(holdfast, tmp_path):
+    save_file(hf.make_model("linear", seed=0).state_dict(), tmp_path / "weights.safetensors")
+    code, out, _ = holdfast(
+        *("audit", "weights.safetensors", "--architecture", "linear", "--n", 10, "--budgets", 1, "--out", "run")
+    )
+    assert code == 0
+    assert "of 10 inputs hold" in out
+
+
+def test_certify_prints_the_count_and_writes_each_input(holdfast, refused, model, tmp_path):
+    run = ["certify", model, "--threat", "linf:0.001", "--method", "ibp", "--n", 60]
+    code, out, _ = holdfast(*run, "--out", "rows.csv")
+    assert code == 0
+    data = hf.load_data("mnist-mini").test[:60]
+    proved = hf.certify(hf.load_model(model), data.x, data.y, hf.Linf(0.001), "ibp")
+    assert f"certified {int(proved.certified.sum())} of 60 " in out
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["certified"] == "True" for row in rows] == proved.certified.tolist()
+    assert [int(row["label"]) for row in rows] == data.y.tolist()
+
+    assert holdfast(*run, "--out", "rows.json")[0] == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["certified"] for row in rows] == proved.certified.tolist()
+    assert "must end in .csv or .json, got 'rows.txt'" in refused(*run, "--out", "rows.txt")
+    assert "cannot write no/such/folder.csv" in refused(*run, "--out", "no/such/folder.csv")
+    assert "Did you mean 'ibp'?" in refused("certify", model, "--method", "ibb")
+
+
+def test_bounds_prints_every_logit_of_one_input(holdfast, refused, model):
+    code, out, _ = holdfast("bounds", model, "--threat", "linf:0.01", "--method", "ibp", "--input", 3)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()[1:] if line.strip()]
+    assert len(rows) == 10
+    assert all(float(low) < float(logit) < float(high) for _, logit, low, high, *_ in rows)
+    assert [row[-1] == "label" for row in rows].index(True) == int(hf.load_data("mnist-mini").test.y[3])
+    assert "the test split has 2000 inputs" in refused("bounds", model, "--input", 2000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--threat", "linff:0.1"], "Did you mean 'linf'?"),
+        (["--threat", "linf:-0.1"], "must be a finite number >= 0, got -0.1"),
+        (["--threat", "linf:a"], "cannot read the threat 'linf:a'"),
+        (["--threat", "linf:0"], "give a budget above zero"),
+        (["--attack", "pdg"], "Did you mean 'pgd'?"),
+        (["--certify", "ibb"], "Did you mean 'ibp'?"),
+        (["--data", "mnist-mimi"], "Did you mean 'mnist-mini'?"),
+        (["--data", "cifar10"], "holdfast data get cifar10"),
+        (["--n", "0"], "n must be at least 1, got 0"),
+        (["--budgets", "0"], "budgets must be at least 1, got 0"),
+        (["--architecture", "small-starr"], "Did you mean 'small-star'?"),
+        (["--data", "two-moons"], "the model failed on a batch of shape"),
+        (["--out", "file/run"], "file/run"),
+    ],
+)
+def test_audit_refuses_bad_options(refused, model, tmp_path, options, message):
+    (tmp_path / "file").write_text("")
+    assert message in refused("audit", model, "--n", 10, "--budgets", 1, *options)
+
+
+def test_audit_refuses_bad_model_files(refused, tmp_path):
+    assert "missing.safetensors" in refused("audit", "missing.safetensors")
+    torch.save(nn.Linear(784, 10), tmp_path / "pickled.pt")
+    assert "pickled.pt" in refused("audit", "pickled.pt")
+    (tmp_path / "corrupt.safetensors").write_bytes(b"\x00\x01\x02" * 50)
+    assert "corrupt.safetensors" in refused("audit", "corrupt.safetensors")
+    (tmp_path / "model.h5").write_bytes(b"")
+    assert "model.h5" in refused("audit", "model.h5")
+
+
+def test_audit_refuses_another_architecture(refused, tmp_path):
+    save_file(hf.make_model("linear", seed=0).state_dict(), tmp_path / "weights.safetensors")
+    assert "weights.safetensors" in refused("audit", "weights.safetensors", "--architecture", "small-star")
+    assert "holds weights" in refused("audit", "weights.safetensors")
+
+
+def test_audit_refuses_the_folder_of_another_audit(holdfast, refused, model):
+    run = ["audit", model, "--n", 10, "--budgets", 1, "--out", "run"]
+    assert holdfast(*run)[0] == 0
+    assert "seed" in refused(*run, "--seed", 1)
+
+
+def test_report_refuses_what_is_no_audit(holdfast, refused, model):
+    assert "there is no finished audit in 'nowhere'" in refused("report", "nowhere")
+    holdfast("audit", model, "--n", 10, "--budgets", 1, "--out", "run")
+    assert "cannot write no/such/folder.html" in refused("report", "run", "--out", "no/such/folder.html")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["mnist-mini-standrd"], "Did you mean 'mnist-mini-standard'?"),
+        (["missing.toml"], "missing.toml"),
+        (["mnist-mini-at", "--set", "epoch=3"], "Did you mean 'epochs'?"),
+        (["mnist-mini-at", "--set", "epochs=0"], "epochs"),
+        (["mnist-mini-at", "--set", "epochs"], "write key=value"),
+        (["mnist-mini-at", "--set", "threat=linf:-1"], "threat"),
+        (["mnist-mini-at", "--out", "file/run"], "file/run"),
+        (["mnist-mini-at", "--out", "file"], "is a file"),
+        (["mnist-mini-at", "--out", "empty", "--resume"], "there is no run to resume in empty"),
+    ],
+)
+def test_train_refuses_bad_options(refused, tmp_path, args, message):
+    (tmp_path / "file").write_text("")
+    assert message in refused("train", *args)
+
+
+def test_train_refuses_to_overwrite_or_to_resume_a_damaged_run(refused, trained):
+    before = (trained / "model.safetensors").read_bytes()
+    assert "already holds a run" in refused("train", "mnist-mini-standard", "--out", trained)
+    checkpoint = trained / "checkpoints" / "last.pt"
+    whole = checkpoint.read_bytes()
+    try:
+        checkpoint.write_bytes(whole[: len(whole) // 2])
+        assert "is damaged" in refused("train", trained, "--resume", *settings("epochs=2"))
+    finally:
+        checkpoint.write_bytes(whole)
+    assert (trained / "model.safetensors").read_bytes() == before
+
+
+def test_methods_and_data_refuse_unknown_names(refused):
+    assert "unknown kind 'attacks'" in refused("methods", "attacks")
+    assert "Did you mean 'cifar10'?" in refused("data", "get", "cifar1")
+
+
+def test_usage_errors_exit_with_two(holdfast):
+    code, _, err = holdfast("audit")
+    assert code == 2
+    assert "Missing argument" in err
+    assert holdfast("no-such-command")[0] == 2
+
+
+def wait_for(path: Path, process: subprocess.Popen, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"no {path} after {seconds} s"
+        time.sleep(0.02)
+
+
+def test_ctrl_c_saves_and_the_run_can_be_resumed(holdfast, tmp_path):
+    long = settings("epochs=50", "batch_size=4", "validation=0.9", "evaluate.count=20", "evaluate.attack_steps=1")
+    command = [sys.executable, "-m", "holdfast.cli.main", "train", "mnist-mini-standard", "--out", "run", *long]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(tmp_path / "run" / "checkpoints" / "last.pt", process)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert err.count("\n") == 1
+    assert "saved. Go on with: holdfast train run --resume" in err
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+    code, out, _ = holdfast("train", "run", "--resume", *settings("epochs=1"))
+    assert code == 0
+    assert "model: run/model.safetensors" in out
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_audit_of_a_smoothed_model(holdfast, refused, trained):
+    model = trained / "model.safetensors"
+    code, out, _ = holdfast(
+        *("audit", model, "--threat", "l2:0.1", "--sigma", 0.25, "--n", 4, "--budgets", 1, "--out", "smoothed")
+    )
+    assert code == 0
+    assert "wrong with probability 0.001 at most" in " ".join(out.split())
+    assert "sigma is the standard deviation" in refused("audit", model, "--threat", "l2:0.1", "--sigma", "0")
+    assert "hf.Smoothed(model, sigma)" in refused("audit", model, "--threat", "l2:0.1", "--certify", "smoothing")

@@ -1,0 +1,92 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import L1, L2, InputError, Linf, Patch
+from holdfast.training import schedules
+from holdfast.training.schedules import BUDGETS, LEARNING_RATES, warm_up, with_budget
+
+OPTIONS = {
+    "constant": {},
+    "step": {"every": 3.0, "gamma": 0.5},
+    "multistep": {"milestones": (2.0, 5.0)},
+    "cosine": {"final": 0.1},
+    "one-cycle": {},
+    "cyclic": {"period": 4.0, "low": 0.2},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("constant", {0: 1, 9: 1}),
+        ("step", {0: 1, 2.9: 1, 3: 0.5, 6.1: 0.25}),
+        ("multistep", {1.9: 1, 2: 0.1, 4.9: 0.1, 5: 0.01}),
+        ("cosine", {0: 1, 5: 0.55, 10: 0.1}),
+        ("one-cycle", {0: 0, 2: 0.5, 4: 1, 7: 0.5, 10: 0}),
+        ("cyclic", {0: 0.2, 1: 0.6, 2: 1, 3: 0.6, 4: 0.2, 6: 1}),
+    ],
+)
+def test_learning_rates_by_hand(name, values):
+    got = {t: LEARNING_RATES[name](t, 10, **OPTIONS[name]) for t in values}
+    assert got == pytest.approx(values)
+
+
+@given(st.floats(0, 10), st.sampled_from(sorted(LEARNING_RATES)))
+def test_factors_stay_between_zero_and_one(t, name):
+    assert 0 <= LEARNING_RATES[name](t, 10, **OPTIONS[name]) <= 1
+
+
+def test_budgets_by_hand():
+    times = (0, 1, 2, 3, 4, 9)
+    assert [BUDGETS["linear"](t, 10, start=1, end=3) for t in times] == [0, 0, 0.5, 1, 1, 1]
+    assert [BUDGETS["cosine"](t, 10, start=0, end=4) for t in times] == pytest.approx(
+        [0, (1 - math.sqrt(0.5)) / 2, 0.5, (1 + math.sqrt(0.5)) / 2, 1, 1]
+    )
+    assert BUDGETS["constant"](0, 10) == 1
+
+
+def test_warm_up():
+    assert [warm_up(t, 4) for t in (0, 1, 4, 9)] == [0, 0.25, 1, 1]
+    assert warm_up(0, 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: schedules.step(0, 1, every=0), "every > 0"),
+        (lambda: schedules.multistep(0, 1, milestones=(5, 2)), "rising milestones"),
+        (lambda: schedules.cosine(0, 1, final=-1), "final >= 0"),
+        (lambda: schedules.one_cycle(0, 1, peak=1), "0 < peak < 1"),
+        (lambda: schedules.cyclic(0, 1, period=0), "period > 0"),
+        (lambda: schedules.linear_rise(0, 1, start=3, end=2), "start < end"),
+    ],
+)
+def test_bad_options_are_refused(call, text):
+    with pytest.raises(InputError, match=text):
+        call()
+
+
+def test_scaled_budget_keeps_the_rest_of_the_threat():
+    assert with_budget(Linf(0.2, low=-1), 0.5) == Linf(0.1, low=-1)
+    assert with_budget(L2(1.0), 0.25) == L2(0.25)
+    assert with_budget(L1(1.0), 0.0) == L1(0.0)
+    assert with_budget(Patch(2, 2), 1) == Patch(2, 2)
+    with pytest.raises(InputError, match=r"patch:2x2.*cannot be scaled"):
+        with_budget(Patch(2, 2), 0.5)
+
+
+def test_a_linear_rise_stops_at_one_times_its_final_value():
+    """From epoch 2 to 10, up to 1.5 and cut off at 1, all of it doubled."""
+    rise = [schedules.linear_rise(t, 10, start=2, end=10, peak=1.5, final=2.0) for t in (1, 4, 6, 9, 12)]
+    assert rise == pytest.approx([0.0, 0.75, 1.5, 2.0, 2.0])
+    half = [schedules.cosine_rise(t, 8, end=8) for t in (0, 2, 4, 8)]
+    assert half == pytest.approx([0.0, (1 - math.sqrt(0.5)) / 2, 0.5, 1.0])
+
+
+def test_a_smooth_rise_is_a_power_and_then_a_line_that_ends_at_one():
+    """c (m^4 + 4 m^3 (1 - m)) = 1 for m = 1/4: c = 256 / 13."""
+    rise = [schedules.smooth_rise(t, 8, end=8, middle=0.25, power=4.0) for t in (0, 1, 2, 4, 8)]
+    assert rise == pytest.approx([0.0, 1 / 16 / 13, 1 / 13, 5 / 13, 1.0])
