@@ -13,6 +13,7 @@ from holdfast.registry import methods
 from holdfast.results import AttackResult, Bounds, CertifyResult, Explanation, TrainResult
 from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat, threat
 from holdfast.training import train
+from holdfast.utils.reference import reference
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ __all__ = [
     "methods",
     "nearest",
     "radius",
+    "reference",
     "save_model",
     "threat",
     "train",

@@ -19,7 +19,6 @@ from holdfast.runs.attack_files import Found
 from holdfast.runs.attack_png import contains_rounded, eight_bit
 from holdfast.runs.attack_run import attack_run
 from holdfast.runs.attack_summary import summary_table
-from holdfast.utils.options import check_options
 
 module = import_module("holdfast.runs.attack_run")
 OPTIONS = {"steps": 4, "restarts": 2}
@@ -320,52 +319,6 @@ def test_bfloat16_is_kept_exactly(tmp_path):
     assert found.x_adv.dtype == np.float32
     back = torch.from_numpy(found.x_adv)
     assert torch.equal(back.bfloat16().float(), back)
-
-
-def example(
-    model,
-    *,
-    noise=None,
-    steps: int = 1,
-    size: float | None = None,
-    loss: str = "ce",
-    start: bool = True,
-    chunk: int = 1,
-): ...
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"step": 3}, "no option 'step'. Did you mean 'steps'"),
-        ({"noise": 3}, "no option 'noise'"),
-        ({"chunk": 3}, "no option 'chunk'"),
-        ({"steps": 1.5}, "must be a whole number, got 1.5"),
-        ({"steps": "many"}, "must be a whole number, got 'many'"),
-        ({"steps": True}, "must be a whole number, got True"),
-        ({"size": "big"}, "must be a finite number, got 'big'"),
-        ({"size": float("nan")}, "must be a finite number, got nan"),
-        ({"loss": 3}, "must be a text, got 3"),
-        ({"start": 1}, "must be true or false, got 1"),
-    ],
-)
-def test_options_of_wrong_name_or_type(options, message):
-    with pytest.raises(hf.InputError, match=message):
-        check_options("example", example, options)
-
-
-def test_good_options_pass_unchanged():
-    good = {"steps": 3, "size": 1, "loss": "dlr", "start": False}
-    assert check_options("example", example, good) == good
-    assert check_options("example", example, {"size": None}) == {"size": None}
-
-
-def test_every_default_of_every_attack_is_accepted():
-    for method in hf.methods("attack"):
-        parameters = inspect.signature(method.function).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        usable = {key: value for key, value in defaults.items() if key not in ("noise", "chunk", "goal", "data")}
-        assert check_options(method.name, method.function, usable) == usable
 
 
 def test_bad_arguments_are_refused_before_a_folder_is_made(tmp_path):

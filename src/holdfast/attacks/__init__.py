@@ -66,7 +66,7 @@ def attack(
         torch.Size([4])
     """
     entry = get("attack", method)
-    entry.check(threat if isinstance(threat, Threat) else None, options)
+    options = entry.check(threat if isinstance(threat, Threat) else None, options)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     if isinstance(threat, Box) and threat.batched:

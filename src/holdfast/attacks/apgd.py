@@ -13,7 +13,7 @@ from holdfast.attacks.multi_targeted import run_targets
 from holdfast.attacks.pgd import BALLS
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
@@ -38,12 +38,12 @@ def _untargeted(
 
 
 @register(
-    "attack",
-    "apgd-ce",
-    summary="Auto-PGD on the cross-entropy: sets its own step size",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference=_REFERENCE,
+    Attack(
+        "apgd-ce",
+        summary="Auto-PGD on the cross-entropy: sets its own step size",
+        threats=BALLS,
+        reference=_REFERENCE,
+    )
 )
 @torch.no_grad()
 def apgd_ce(
@@ -73,12 +73,12 @@ def apgd_ce(
 
 
 @register(
-    "attack",
-    "apgd-dlr",
-    summary="Auto-PGD on the difference of logits ratio, which no scale of the logits can mask",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference=_REFERENCE,
+    Attack(
+        "apgd-dlr",
+        summary="Auto-PGD on the difference of logits ratio, which no scale of the logits can mask",
+        threats=BALLS,
+        reference=_REFERENCE,
+    )
 )
 @torch.no_grad()
 def apgd_dlr(
@@ -98,12 +98,12 @@ def apgd_dlr(
 
 
 @register(
-    "attack",
-    "apgd-t",
-    summary="Auto-PGD on the targeted difference of logits ratio, one likely class after another",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference=_REFERENCE,
+    Attack(
+        "apgd-t",
+        summary="Auto-PGD on the targeted difference of logits ratio, one likely class after another",
+        threats=BALLS,
+        reference=_REFERENCE,
+    )
 )
 @torch.no_grad()
 def apgd_t(

@@ -15,7 +15,7 @@ from holdfast.attacks.fast.fold import folded
 from holdfast.attacks.square import square
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
@@ -39,14 +39,14 @@ VOTES = 100
 
 
 @register(
-    "attack",
-    "autoattack",
-    summary="the published ensemble: APGD-CE, APGD-T, FAB-T and Square, each on the survivors",
-    guarantee="upper bound",
-    threats=("linf", "l2", "l1"),
-    reference="Croce and Hein, Reliable evaluation of adversarial robustness with an ensemble of diverse "
-    "parameter-free attacks, 2020",
-    stochastic=True,
+    Attack(
+        "autoattack",
+        summary="the published ensemble: APGD-CE, APGD-T, FAB-T and Square, each on the survivors",
+        threats=("linf", "l2", "l1"),
+        reference="Croce and Hein, Reliable evaluation of adversarial robustness with an ensemble of diverse "
+        "parameter-free attacks, 2020",
+        stochastic=True,
+    )
 )
 @torch.no_grad()
 def autoattack(

@@ -20,7 +20,7 @@ from holdfast.attacks.square import square
 from holdfast.attacks.substitute import substitute
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Box, Patch, Sparse, Threat
 
@@ -35,14 +35,15 @@ DRAWS = 8
 
 
 @register(
-    "attack",
-    "cascade",
-    summary="Auto-PGD on three losses, then random search that hands over to it; the full ensemble if in doubt",
-    guarantee="upper bound",
-    threats=(*BALLS, "patch", "sparse"),
-    reference="Holdfast; Auto-PGD and AutoAttack by Croce and Hein, 2020; Square Attack by Andriushchenko et al., 2020",
-    stochastic=True,
-    gradients="used",
+    Attack(
+        "cascade",
+        summary="Auto-PGD on three losses, then random search that hands over to it; the full ensemble if in doubt",
+        threats=(*BALLS, "patch", "sparse"),
+        reference="Holdfast; Auto-PGD and AutoAttack by Croce and Hein, 2020; Square Attack by Andriushchenko "
+        "et al., 2020",
+        stochastic=True,
+        gradients="used",
+    )
 )
 @torch.no_grad()
 def cascade(

@@ -23,7 +23,7 @@ from holdfast.attacks.core.minimum_norm import (
 )
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
@@ -171,12 +171,12 @@ def cw_nearest(
 
 
 @register(
-    "attack",
-    "cw",
-    summary="norm plus c times a hinge on the margin, minimised by Adam, with a search for c",
-    guarantee="upper bound",
-    threats=NORMS,
-    reference="Carlini and Wagner, Towards evaluating the robustness of neural networks, 2017",
+    Attack(
+        "cw",
+        summary="norm plus c times a hinge on the margin, minimised by Adam, with a search for c",
+        threats=NORMS,
+        reference="Carlini and Wagner, Towards evaluating the robustness of neural networks, 2017",
+    )
 )
 def cw(
     model: nn.Module,

@@ -16,7 +16,7 @@ from holdfast.attacks.core.minimum_norm import (
 )
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
@@ -74,13 +74,13 @@ def _least_move(w: Tensor, value: Tensor, norm: str) -> Tensor:
 
 
 @register(
-    "attack",
-    "deepfool",
-    summary="steps onto the nearest linearised boundary until the class changes",
-    guarantee="upper bound",
-    threats=NORMS,
-    reference="Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural "
-    "networks, 2016",
+    Attack(
+        "deepfool",
+        summary="steps onto the nearest linearised boundary until the class changes",
+        threats=NORMS,
+        reference="Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural "
+        "networks, 2016",
+    )
 )
 def deepfool(
     model: nn.Module,

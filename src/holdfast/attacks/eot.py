@@ -21,7 +21,7 @@ from holdfast.attacks.pgd import BALLS, steepest
 from holdfast.checks import modules_in
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat, norm_2
 
@@ -199,13 +199,13 @@ def _seed(noise: Noise, restart: int) -> int:
 
 
 @register(
-    "attack",
-    "eot-pgd",
-    summary="PGD on the gradient averaged over draws of a random model",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference="Athalye et al., Synthesizing robust adversarial examples, 2018; Lee et al., GradDiv, 2023",
-    stochastic=True,
+    Attack(
+        "eot-pgd",
+        summary="PGD on the gradient averaged over draws of a random model",
+        threats=BALLS,
+        reference="Athalye et al., Synthesizing robust adversarial examples, 2018; Lee et al., GradDiv, 2023",
+        stochastic=True,
+    )
 )
 @torch.no_grad()
 def eot_pgd(
@@ -279,13 +279,13 @@ def eot_pgd(
 
 
 @register(
-    "attack",
-    "eot-fgsm",
-    summary="one step of the full budget along the gradient averaged over draws of a random model",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference="Athalye et al., Synthesizing robust adversarial examples, 2018; Lee et al., GradDiv, 2023",
-    stochastic=True,
+    Attack(
+        "eot-fgsm",
+        summary="one step of the full budget along the gradient averaged over draws of a random model",
+        threats=BALLS,
+        reference="Athalye et al., Synthesizing robust adversarial examples, 2018; Lee et al., GradDiv, 2023",
+        stochastic=True,
+    )
 )
 @torch.no_grad()
 def eot_fgsm(

@@ -23,7 +23,7 @@ from holdfast.attacks.core.minimum_norm import (
 )
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
@@ -192,12 +192,12 @@ def fab_t_nearest(
 
 
 @register(
-    "attack",
-    "fab",
-    summary="fast adaptive boundary attack: minimum norm, all class boundaries at each step",
-    guarantee="upper bound",
-    threats=tuple(BALLS),
-    reference=_REFERENCE,
+    Attack(
+        "fab",
+        summary="fast adaptive boundary attack: minimum norm, all class boundaries at each step",
+        threats=tuple(BALLS),
+        reference=_REFERENCE,
+    )
 )
 def fab(
     model: nn.Module,
@@ -250,12 +250,12 @@ def fab(
 
 
 @register(
-    "attack",
-    "fab-t",
-    summary="targeted fast adaptive boundary attack: minimum norm, one run for each likely class",
-    guarantee="upper bound",
-    threats=tuple(BALLS),
-    reference=_REFERENCE,
+    Attack(
+        "fab-t",
+        summary="targeted fast adaptive boundary attack: minimum norm, one run for each likely class",
+        threats=tuple(BALLS),
+        reference=_REFERENCE,
+    )
 )
 def fab_t(
     model: nn.Module,

@@ -7,18 +7,18 @@ from holdfast.attacks.core.losses import Loss, get_loss
 from holdfast.attacks.pgd import BALLS, ascend, steepest
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
 
 @register(
-    "attack",
-    "r-fgsm",
-    summary="a random step, then one gradient step with the rest of the budget",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference="Tramer et al., Ensemble adversarial training: attacks and defenses, 2018",
+    Attack(
+        "r-fgsm",
+        summary="a random step, then one gradient step with the rest of the budget",
+        threats=BALLS,
+        reference="Tramer et al., Ensemble adversarial training: attacks and defenses, 2018",
+    )
 )
 @torch.no_grad()
 def r_fgsm(
@@ -57,12 +57,12 @@ def r_fgsm(
 
 
 @register(
-    "attack",
-    "i-fgsm",
-    summary="FGSM in several small steps from the input itself",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference="Kurakin, Goodfellow and Bengio, Adversarial examples in the physical world, 2017",
+    Attack(
+        "i-fgsm",
+        summary="FGSM in several small steps from the input itself",
+        threats=BALLS,
+        reference="Kurakin, Goodfellow and Bengio, Adversarial examples in the physical world, 2017",
+    )
 )
 @torch.no_grad()
 def i_fgsm(
@@ -108,12 +108,12 @@ def i_fgsm(
 
 
 @register(
-    "attack",
-    "mi-fgsm",
-    summary="iterated FGSM with momentum: made to transfer from one model to another",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference="Dong et al., Boosting adversarial attacks with momentum, 2018",
+    Attack(
+        "mi-fgsm",
+        summary="iterated FGSM with momentum: made to transfer from one model to another",
+        threats=BALLS,
+        reference="Dong et al., Boosting adversarial attacks with momentum, 2018",
+    )
 )
 @torch.no_grad()
 def mi_fgsm(

@@ -19,7 +19,7 @@ from holdfast.attacks.core.minimum_norm import (
 )
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat, norm_2
 
@@ -163,12 +163,12 @@ def ddn_nearest(
 
 
 @register(
-    "attack",
-    "fmn",
-    summary="fast minimum-norm attack: gradient steps on a ball that follows the boundary",
-    guarantee="upper bound",
-    threats=tuple(BALLS),
-    reference="Pintor et al., Fast minimum-norm adversarial attacks through adaptive norm constraints, 2021",
+    Attack(
+        "fmn",
+        summary="fast minimum-norm attack: gradient steps on a ball that follows the boundary",
+        threats=tuple(BALLS),
+        reference="Pintor et al., Fast minimum-norm adversarial attacks through adaptive norm constraints, 2021",
+    )
 )
 def fmn(
     model: nn.Module,
@@ -212,13 +212,13 @@ def fmn(
 
 
 @register(
-    "attack",
-    "ddn",
-    summary="decoupled direction and norm: cross-entropy steps on a sphere that follows the boundary",
-    guarantee="upper bound",
-    threats=("l2",),
-    reference="Rony et al., Decoupling direction and norm for efficient gradient-based L2 adversarial attacks and "
-    "defenses, 2019",
+    Attack(
+        "ddn",
+        summary="decoupled direction and norm: cross-entropy steps on a sphere that follows the boundary",
+        threats=("l2",),
+        reference="Rony et al., Decoupling direction and norm for efficient gradient-based L2 adversarial attacks and "
+        "defenses, 2019",
+    )
 )
 def ddn(
     model: nn.Module,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, norm_of, per_input, within
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat, norm_2
 
@@ -207,13 +207,13 @@ def _leap(model: nn.Module, search: Search, at: Tensor, normal: Tensor, size: Te
 
 
 @register(
-    "attack",
-    NAME,
-    summary="walks along the decision boundary: needs decisions only",
-    guarantee="upper bound",
-    threats=NORMS,
-    reference="Chen, Jordan and Wainwright, HopSkipJumpAttack: a query-efficient decision-based attack, 2020",
-    gradients="none",
+    Attack(
+        NAME,
+        summary="walks along the decision boundary: needs decisions only",
+        threats=NORMS,
+        reference="Chen, Jordan and Wainwright, HopSkipJumpAttack: a query-efficient decision-based attack, 2020",
+        gradients="none",
+    )
 )
 @torch.no_grad()
 def hopskipjump(

@@ -12,7 +12,7 @@ from holdfast.attacks.core.stages import Stage, run_stages
 from holdfast.attacks.pgd import BALLS, ascend
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
@@ -39,12 +39,12 @@ def run_targets(
 
 
 @register(
-    "attack",
-    "multi-targeted",
-    summary="PGD on z_t - z_y towards each other class t, the likeliest first",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference="Gowal et al., An alternative surrogate loss for PGD-based adversarial testing, 2019",
+    Attack(
+        "multi-targeted",
+        summary="PGD on z_t - z_y towards each other class t, the likeliest first",
+        threats=BALLS,
+        reference="Gowal et al., An alternative surrogate loss for PGD-based adversarial testing, 2019",
+    )
 )
 @torch.no_grad()
 def multi_targeted(

@@ -11,7 +11,7 @@ from holdfast.attacks.core.losses import Loss, get_loss
 from holdfast.attacks.core.stages import group_size, survivors
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Patch, Threat
 
@@ -145,12 +145,12 @@ def _ascend(
 
 
 @register(
-    "attack",
-    "patch-pgd",
-    summary="sign ascent under a patch, at the locations where quick probes raise the loss most",
-    guarantee="upper bound",
-    threats=("patch",),
-    reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+    Attack(
+        "patch-pgd",
+        summary="sign ascent under a patch, at the locations where quick probes raise the loss most",
+        threats=("patch",),
+        reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+    )
 )
 @torch.no_grad()
 def patch_pgd(

@@ -12,7 +12,7 @@ from holdfast.attacks.core.stages import group_size, run_stages, survivors
 from holdfast.attacks.fast.chain import well_laid_out
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import L1, L2, Box, Linf, Threat, norm_2
 
@@ -153,12 +153,12 @@ def ascend(
 
 
 @register(
-    "attack",
-    "pgd",
-    summary="projected gradient ascent with random restarts",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+    Attack(
+        "pgd",
+        summary="projected gradient ascent with random restarts",
+        threats=BALLS,
+        reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+    )
 )
 @torch.no_grad()
 def pgd(
@@ -206,12 +206,12 @@ def pgd(
 
 
 @register(
-    "attack",
-    "fgsm",
-    summary="one gradient step of the full budget",
-    guarantee="upper bound",
-    threats=BALLS,
-    reference="Goodfellow, Shlens and Szegedy, Explaining and harnessing adversarial examples, 2015",
+    Attack(
+        "fgsm",
+        summary="one gradient step of the full budget",
+        threats=BALLS,
+        reference="Goodfellow, Shlens and Szegedy, Explaining and harnessing adversarial examples, 2015",
+    )
 )
 @torch.no_grad()
 def fgsm(

@@ -8,7 +8,7 @@ from holdfast.attacks.core.losses import Loss, get_loss, margin
 from holdfast.attacks.core.stages import group_size, run_stages, survivors
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Sparse, Threat
 
@@ -68,12 +68,12 @@ def _ascend(
 
 
 @register(
-    "attack",
-    "sparse-pgd",
-    summary="gradient steps projected on the k pixels that matter most (PGD-L0)",
-    guarantee="upper bound",
-    threats=("sparse",),
-    reference="Croce and Hein, Sparse and imperceivable adversarial attacks, 2019",
+    Attack(
+        "sparse-pgd",
+        summary="gradient steps projected on the k pixels that matter most (PGD-L0)",
+        threats=("sparse",),
+        reference="Croce and Hein, Sparse and imperceivable adversarial attacks, 2019",
+    )
 )
 @torch.no_grad()
 def sparse_pgd(
@@ -178,13 +178,13 @@ def _move(threat: Sparse, x: Tensor, order: Tensor, colours: Tensor, count: int,
 
 
 @register(
-    "attack",
-    "sparse-rs",
-    summary="random search over k pixels and extreme colours; needs no gradient",
-    guarantee="upper bound",
-    threats=("sparse",),
-    reference="Croce et al., Sparse-RS: a versatile framework for query-efficient sparse black-box attacks, 2022",
-    gradients="none",
+    Attack(
+        "sparse-rs",
+        summary="random search over k pixels and extreme colours; needs no gradient",
+        threats=("sparse",),
+        reference="Croce et al., Sparse-RS: a versatile framework for query-efficient sparse black-box attacks, 2022",
+        gradients="none",
+    )
 )
 @torch.no_grad()
 def sparse_rs(

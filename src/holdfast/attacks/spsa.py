@@ -11,7 +11,7 @@ from holdfast.attacks.core.stages import group_size, survivors
 from holdfast.attacks.pgd import steepest
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
@@ -140,13 +140,13 @@ def _check_lengths(**lengths: float) -> None:
 
 
 @register(
-    "attack",
-    "spsa",
-    summary="Adam on gradients estimated from random signs: needs no gradient",
-    guarantee="upper bound",
-    threats=("linf", "l2"),
-    reference="Uesato et al., Adversarial risk and the dangers of evaluating against weak attacks, 2018",
-    gradients="none",
+    Attack(
+        "spsa",
+        summary="Adam on gradients estimated from random signs: needs no gradient",
+        threats=("linf", "l2"),
+        reference="Uesato et al., Adversarial risk and the dangers of evaluating against weak attacks, 2018",
+        gradients="none",
+    )
 )
 @torch.no_grad()
 def spsa(
@@ -190,13 +190,13 @@ def spsa(
 
 
 @register(
-    "attack",
-    "nes",
-    summary="projected ascent on gradients estimated by natural evolution strategies: needs no gradient",
-    guarantee="upper bound",
-    threats=("linf", "l2"),
-    reference="Ilyas et al., Black-box adversarial attacks with limited queries and information, 2018",
-    gradients="none",
+    Attack(
+        "nes",
+        summary="projected ascent on gradients estimated by natural evolution strategies: needs no gradient",
+        threats=("linf", "l2"),
+        reference="Ilyas et al., Black-box adversarial attacks with limited queries and information, 2018",
+        gradients="none",
+    )
 )
 @torch.no_grad()
 def nes(

@@ -18,7 +18,7 @@ from holdfast.attacks.core.stages import group_size, run_stages, survivors
 from holdfast.attacks.fast.windows import Windows, windowed
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import L2, Linf, Threat
 
@@ -232,14 +232,15 @@ def _search(
 
 
 @register(
-    "attack",
-    "square",
-    summary="random search with square windows: needs no gradient",
-    guarantee="upper bound",
-    threats=("linf", "l2", "l1"),
-    reference="Andriushchenko et al., Square Attack: a query-efficient black-box adversarial attack via random search, "
-    "2020",
-    gradients="none",
+    Attack(
+        "square",
+        summary="random search with square windows: needs no gradient",
+        threats=("linf", "l2", "l1"),
+        reference="Andriushchenko et al., Square Attack: a query-efficient black-box adversarial attack via "
+        "random search, "
+        "2020",
+        gradients="none",
+    )
 )
 @torch.no_grad()
 def square(

@@ -19,7 +19,7 @@ from holdfast.attacks.sparse_pgd import sparse_pgd
 from holdfast.checks import check_inputs
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Patch, Sparse, Threat
 
@@ -31,13 +31,13 @@ Craft = Callable[..., tuple[Tensor, Tensor]]
 
 
 @register(
-    "attack",
-    "substitute",
-    summary="examples for a stand-in that has learned the model's decisions: needs no gradient",
-    guarantee="upper bound",
-    threats=(*BALLS, "patch", "sparse"),
-    reference="Papernot et al., Practical black-box attacks against machine learning, 2017",
-    gradients="none",
+    Attack(
+        "substitute",
+        summary="examples for a stand-in that has learned the model's decisions: needs no gradient",
+        threats=(*BALLS, "patch", "sparse"),
+        reference="Papernot et al., Practical black-box attacks against machine learning, 2017",
+        gradients="none",
+    )
 )
 @torch.no_grad()
 def substitute(

@@ -18,7 +18,7 @@ from holdfast.bounding.linear.alpha import ASCENT, Ascent
 from holdfast.bounding.linear.relax import Slopes
 from holdfast.checks import check_precision, check_task
 from holdfast.errors import HoldfastError
-from holdfast.registry import get, register
+from holdfast.registry import Bound, get, register
 from holdfast.results import Bounds
 from holdfast.threats import Patch, Threat
 
@@ -45,7 +45,7 @@ def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", *
         True
     """
     entry = get("bounds", method)
-    entry.check(threat if isinstance(threat, Threat) else None, options)
+    options = entry.check(threat if isinstance(threat, Threat) else None, options)
     check_precision(x)
     check_task(model, x, None, threat)
     result: Bounds = entry.function(model, x, threat, **options)
@@ -76,12 +76,12 @@ def _over_boxes(
 
 
 @register(
-    "bounds",
-    "ibp",
-    summary="interval bound propagation: a box through every layer, at the cost of two forward passes",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Gowal et al., On the effectiveness of interval bound propagation, 2018; Mirman et al., 2018",
+    Bound(
+        "ibp",
+        summary="interval bound propagation: a box through every layer, at the cost of two forward passes",
+        threats=REGIONS,
+        reference="Gowal et al., On the effectiveness of interval bound propagation, 2018; Mirman et al., 2018",
+    )
 )
 def ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 1024) -> Bounds:
     """Bounds of the logits by intervals.
@@ -101,12 +101,13 @@ def ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chun
 
 
 @register(
-    "bounds",
-    "crown",
-    summary="linear bounds with two slopes, by backward passes for every layer",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Zhang et al., Efficient neural network robustness certification with general activation functions, 2018",
+    Bound(
+        "crown",
+        summary="linear bounds with two slopes, by backward passes for every layer",
+        threats=REGIONS,
+        reference="Zhang et al., Efficient neural network robustness certification with general activation "
+        "functions, 2018",
+    )
 )
 def crown(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 64) -> Bounds:
     """Bounds of the logits by CROWN.
@@ -121,12 +122,12 @@ def crown(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, ch
 
 
 @register(
-    "bounds",
-    "crown-ibp",
-    summary="intervals for the hidden layers, one backward pass of linear bounds for the logits",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Zhang et al., Towards stable and efficient training of verifiably robust neural networks, 2020",
+    Bound(
+        "crown-ibp",
+        summary="intervals for the hidden layers, one backward pass of linear bounds for the logits",
+        threats=REGIONS,
+        reference="Zhang et al., Towards stable and efficient training of verifiably robust neural networks, 2020",
+    )
 )
 def crown_ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 256) -> Bounds:
     """Bounds of the logits by CROWN-IBP; arguments as for `crown`."""
@@ -134,12 +135,12 @@ def crown_ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True
 
 
 @register(
-    "bounds",
-    "fastlin",
-    summary="linear bounds with one slope per neuron, by backward passes for every layer",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Weng et al., Towards fast computation of certified robustness for ReLU networks, 2018",
+    Bound(
+        "fastlin",
+        summary="linear bounds with one slope per neuron, by backward passes for every layer",
+        threats=REGIONS,
+        reference="Weng et al., Towards fast computation of certified robustness for ReLU networks, 2018",
+    )
 )
 def fastlin(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: int = 64) -> Bounds:
     """Bounds of the logits by Fast-Lin; arguments as for `crown`."""
@@ -147,13 +148,13 @@ def fastlin(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, 
 
 
 @register(
-    "bounds",
-    "alpha-crown",
-    summary="CROWN with lower slopes optimised by gradient ascent, per neuron and per output",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Xu et al., Fast and complete: enabling complete verification with massively parallel incomplete "
-    "verifiers, 2021",
+    Bound(
+        "alpha-crown",
+        summary="CROWN with lower slopes optimised by gradient ascent, per neuron and per output",
+        threats=REGIONS,
+        reference="Xu et al., Fast and complete: enabling complete verification with massively parallel incomplete "
+        "verifiers, 2021",
+    )
 )
 def alpha_crown(
     model: nn.Module, x: Tensor, threat: Threat, *, ascent: Ascent = ASCENT, sound: bool = True, chunk: int = 64

@@ -71,7 +71,7 @@ def certify(
         True
     """
     entry = get("certify", method)
-    entry.check(threat if isinstance(threat, Threat) else None, options)
+    options = entry.check(threat if isinstance(threat, Threat) else None, options)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     if isinstance(model, Smoothed):

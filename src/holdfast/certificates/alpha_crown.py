@@ -13,19 +13,19 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.alpha import ASCENT, Ascent
 from holdfast.bounding.linear.coefficients import Coefficients
 from holdfast.certificates.core.margins import from_margins, worst_margins
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
 
 @register(
-    "certify",
-    "alpha-crown",
-    summary="CROWN with lower slopes optimised by gradient ascent, per neuron and per margin",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Xu et al., Fast and complete: enabling complete verification with massively parallel incomplete "
-    "verifiers, 2021",
+    Certificate(
+        "alpha-crown",
+        summary="CROWN with lower slopes optimised by gradient ascent, per neuron and per margin",
+        threats=REGIONS,
+        reference="Xu et al., Fast and complete: enabling complete verification with massively parallel incomplete "
+        "verifiers, 2021",
+    )
 )
 def alpha_crown(
     model: nn.Module,

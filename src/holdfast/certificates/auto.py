@@ -14,7 +14,7 @@ from holdfast.certificates.bcp import bcp
 from holdfast.certificates.core.margins import crown_ibp, ibp
 from holdfast.certificates.lipschitz import gloro
 from holdfast.errors import UnsupportedError
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L2, Box, Threat
 
@@ -23,12 +23,12 @@ HOPE = 0.5
 
 
 @register(
-    "certify",
-    "auto",
-    summary="runs the certificates that fit the threat, from cheap to tight, on what is still undecided",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Holdfast",
+    Certificate(
+        "auto",
+        summary="runs the certificates that fit the threat, from cheap to tight, on what is still undecided",
+        threats=REGIONS,
+        reference="Holdfast",
+    )
 )
 def auto(
     model: nn.Module,

@@ -11,7 +11,7 @@ from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear.affine import is_affine
 from holdfast.certificates.core.margins import from_margins, interval_margins
 from holdfast.certificates.core.proved_norms import cached_norm
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
@@ -28,12 +28,12 @@ def bcp_margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
 
 
 @register(
-    "certify",
-    "bcp",
-    summary="balls from the norms of the layers, cut with boxes; for networks trained with it",
-    guarantee="proof",
-    threats=BALLS,
-    reference=REFERENCE,
+    Certificate(
+        "bcp",
+        summary="balls from the norms of the layers, cut with boxes; for networks trained with it",
+        threats=BALLS,
+        reference=REFERENCE,
+    )
 )
 def bcp(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
     """Certified if every margin is above zero over the ball and box of the features before the last layer.

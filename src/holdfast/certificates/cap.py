@@ -8,7 +8,7 @@ from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import dual
 from holdfast.bounding.linear.dual import REFERENCE
 from holdfast.certificates.core.margins import from_margins, linear_margins
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
@@ -26,12 +26,12 @@ def cap_margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
 
 
 @register(
-    "certify",
-    "cap",
-    summary="dual of the convex adversarial polytope, for sequential ReLU networks",
-    guarantee="proof",
-    threats=BALLS,
-    reference=REFERENCE,
+    Certificate(
+        "cap",
+        summary="dual of the convex adversarial polytope, for sequential ReLU networks",
+        threats=BALLS,
+        reference=REFERENCE,
+    )
 )
 def cap(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
     """Certified if the dual bound of every margin is above zero.

@@ -38,7 +38,7 @@ from holdfast.bounding.core.rounding import gamma, norm_above, unit
 from holdfast.certificates.lipschitz import NORMS, Constants, lipschitz_constants
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L2, Threat
 
@@ -111,13 +111,14 @@ def separation(net: CentroidNet, x: Tensor, *, low: float = 0.0, high: float = 1
 
 
 @register(
-    "certify",
-    "centroid",
-    summary="centroid networks: distance of the features to where the answer changes, over a Lipschitz constant",
-    guarantee="proof",
-    threats=NORMS,
-    reference="Wang, On the feature alignment of deep vision models (thesis), 2023",
-    own_margin=True,
+    Certificate(
+        "centroid",
+        summary="centroid networks: distance of the features to where the answer changes, over a Lipschitz constant",
+        threats=NORMS,
+        reference="Wang, On the feature alignment of deep vision models (thesis), 2023",
+        own_margin=True,
+        needs="centroid",
+    )
 )
 def centroid(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, may_reject: bool = False, sound: bool = True

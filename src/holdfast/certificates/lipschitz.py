@@ -35,7 +35,7 @@ from holdfast.bounding.lipschitz.constants import lipschitz_bound
 from holdfast.bounding.lipschitz.local import local_lipschitz
 from holdfast.certificates.core.logit_error import Rounding
 from holdfast.certificates.core.proved_norms import cached_norm
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L2, Threat
 
@@ -221,13 +221,15 @@ def _reach(threat: L2, x: Tensor) -> float:
 
 
 @register(
-    "certify",
-    "gloro",
-    summary="margins against a Lipschitz constant for every pair of classes: one forward pass, radius in closed form",
-    guarantee="proof",
-    threats=NORMS,
-    reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021",
-    quick=True,
+    Certificate(
+        "gloro",
+        summary="margins against a Lipschitz constant for every pair of classes: one forward pass, radius in "
+        "closed form",
+        threats=NORMS,
+        reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021",
+        quick=True,
+        radius="closed form",
+    )
 )
 def gloro(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, logits: Tensor | None = None
@@ -251,13 +253,15 @@ def gloro(
 
 
 @register(
-    "certify",
-    "lipschitz",
-    summary="margins against sqrt(2) times the Lipschitz constant of the network, the same for all pairs of classes",
-    guarantee="proof",
-    threats=NORMS,
-    reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
-    "invariance for deep neural networks, 2018",
+    Certificate(
+        "lipschitz",
+        summary="margins against sqrt(2) times the Lipschitz constant of the network, the same for all pairs of "
+        "classes",
+        threats=NORMS,
+        reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
+        "invariance for deep neural networks, 2018",
+        radius="closed form",
+    )
 )
 def lipschitz(
     model: nn.Module,

@@ -20,7 +20,7 @@ from holdfast.bounding.linear.relaxation import margin_bounds, output_bounds, re
 from holdfast.certificates.core.margins import from_margins
 from holdfast.checks import check_precision, check_task
 from holdfast.errors import InputError
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Linf
 
@@ -110,12 +110,12 @@ def nonuniform(
 
 
 @register(
-    "certify",
-    "nonuniform",
-    summary="the certified box of largest volume around the threat set, each value with its own radius",
-    guarantee="proof",
-    threats=("linf",),
-    reference="Liu, Tomioka and Cevher, On certifying non-uniform bounds against adversarial attacks, 2019",
+    Certificate(
+        "nonuniform",
+        summary="the certified box of largest volume around the threat set, each value with its own radius",
+        threats=("linf",),
+        reference="Liu, Tomioka and Cevher, On certifying non-uniform bounds against adversarial attacks, 2019",
+    )
 )
 def certify_nonuniform(
     model: nn.Module,

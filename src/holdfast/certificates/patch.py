@@ -16,18 +16,18 @@ from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.patches import after
 from holdfast.certificates.core.margins import from_margins, ibp, interval_margins
 from holdfast.errors import InputError, did_you_mean
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Patch, Sparse, Threat
 
 
 @register(
-    "certify",
-    "patch",
-    summary="intervals for every location of the patch, optionally pooled over neighbouring locations",
-    guarantee="proof",
-    threats=("patch",),
-    reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+    Certificate(
+        "patch",
+        summary="intervals for every location of the patch, optionally pooled over neighbouring locations",
+        threats=("patch",),
+        reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+    )
 )
 def patch(
     model: nn.Module,
@@ -68,12 +68,12 @@ def patch(
 
 
 @register(
-    "certify",
-    "sparse",
-    summary="intervals with the exact bound of the first layer over any k pixels",
-    guarantee="proof",
-    threats=("sparse",),
-    reference="Chiang et al., Certified defenses for adversarial patches, 2020 (sparse attacks)",
+    Certificate(
+        "sparse",
+        summary="intervals with the exact bound of the first layer over any k pixels",
+        threats=("sparse",),
+        reference="Chiang et al., Certified defenses for adversarial patches, 2020 (sparse attacks)",
+    )
 )
 def sparse(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
     """The first layer adds the k largest gains of each neuron, later layers are intervals.

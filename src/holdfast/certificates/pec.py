@@ -19,7 +19,7 @@ from holdfast.bounding.linear.relax import Slopes
 from holdfast.bounding.linear.relaxation import concretise, margin_planes, relaxation
 from holdfast.certificates.core.distance import Norm, distance, dual, half_spaces, reach
 from holdfast.certificates.core.margins import fastlin, from_margins
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L1, L2, Linf
 
@@ -86,13 +86,14 @@ def _norm(threat: Ball) -> Norm:
 
 
 @register(
-    "certify",
-    "pec",
-    summary="linear bounds of the margins as a polyhedron; a radius even where the whole ball cannot be proved",
-    guarantee="proof",
-    threats=BALLS,
-    reference="Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, "
-    "2020",
+    Certificate(
+        "pec",
+        summary="linear bounds of the margins as a polyhedron; a radius even where the whole ball cannot be proved",
+        threats=BALLS,
+        reference="Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, "
+        "2020",
+        radius="search",
+    )
 )
 def pec(
     model: nn.Module,
@@ -126,13 +127,14 @@ def pec(
 
 
 @register(
-    "certify",
-    "kw",
-    summary="the convex outer polytope: all of the ball or nothing; same bounds as fastlin",
-    guarantee="proof",
-    threats=BALLS,
-    reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
-    "polytope, 2018",
+    Certificate(
+        "kw",
+        summary="the convex outer polytope: all of the ball or nothing; same bounds as fastlin",
+        threats=BALLS,
+        reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
+        "polytope, 2018",
+        radius="bisection",
+    )
 )
 def kw(model: nn.Module, x: Tensor, y: Tensor, threat: Ball, *, sound: bool = True) -> CertifyResult:
     """The baseline of `pec`: `radius` is eps where the whole ball is certified, else 0.

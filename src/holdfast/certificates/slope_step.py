@@ -10,7 +10,7 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.slopes import optimised_slopes
 from holdfast.certificates.core.margins import from_margins, worst_margins
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
@@ -25,13 +25,14 @@ def one_step_margins(
 
 
 @register(
-    "certify",
-    "slope-step",
-    summary="intervals for the hidden layers, linear bounds with lower slopes found by a gradient step for each input",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Lee et al., Towards better understanding of training certifiably robust models against adversarial "
-    "examples, 2021",
+    Certificate(
+        "slope-step",
+        summary="intervals for the hidden layers, linear bounds with lower slopes found by a gradient step for "
+        "each input",
+        threats=REGIONS,
+        reference="Lee et al., Towards better understanding of training certifiably robust models against adversarial "
+        "examples, 2021",
+    )
 )
 def slope_step(
     model: nn.Module,

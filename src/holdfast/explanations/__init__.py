@@ -60,7 +60,7 @@ def explain(
         (True, True)
     """
     entry = get("explain", method)
-    entry.check(None, options)
+    options = entry.check(None, options)
     check_quantity(quantity)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")

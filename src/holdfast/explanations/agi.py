@@ -10,15 +10,16 @@ from holdfast.errors import InputError
 from holdfast.explanations.core.paths import completeness_error
 from holdfast.explanations.core.quantity import Setting, value, values_at
 from holdfast.explanations.saliency import describe
-from holdfast.registry import register
+from holdfast.registry import Explainer, register
 from holdfast.results import Explanation
 
 
 @register(
-    "explain",
-    "agi",
-    summary="the gradient integrated along the paths of attacks that lead to other classes",
-    reference="Pan, Li and Zhu, Explaining deep neural network models with adversarial gradient integration, 2021",
+    Explainer(
+        "agi",
+        summary="the gradient integrated along the paths of attacks that lead to other classes",
+        reference="Pan, Li and Zhu, Explaining deep neural network models with adversarial gradient integration, 2021",
+    )
 )
 def agi(
     model: nn.Module,

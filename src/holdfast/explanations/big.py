@@ -10,7 +10,7 @@ from holdfast.attacks.core.minimum_norm import Nearest, per_input
 from holdfast.explanations.core.boundary import BoundarySearch, nearest_boundary
 from holdfast.explanations.core.paths import Rule, accepted, check_steps, integrate
 from holdfast.explanations.core.quantity import Setting, check_outputs, gradients_at
-from holdfast.registry import register
+from holdfast.registry import Explainer, register
 from holdfast.results import Explanation
 
 REFERENCE = "Wang, Fredrikson and Datta, Robust models are more interpretable because attributions look normal, 2022"
@@ -39,10 +39,11 @@ def _describe(
 
 
 @register(
-    "explain",
-    "bsm",
-    summary="the gradient at the nearest decision boundary instead of at the input",
-    reference=REFERENCE,
+    Explainer(
+        "bsm",
+        summary="the gradient at the nearest decision boundary instead of at the input",
+        reference=REFERENCE,
+    )
 )
 def bsm(
     model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, search: BoundarySearch | None = None
@@ -67,10 +68,11 @@ def bsm(
 
 
 @register(
-    "explain",
-    "big",
-    summary="integrated gradients from the nearest decision boundary, which no one has to choose",
-    reference=REFERENCE,
+    Explainer(
+        "big",
+        summary="integrated gradients from the nearest decision boundary, which no one has to choose",
+        reference=REFERENCE,
+    )
 )
 def big(
     model: nn.Module,

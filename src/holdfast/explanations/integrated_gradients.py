@@ -10,15 +10,16 @@ from holdfast.explanations.core.baselines import Baseline, make_baseline, name_o
 from holdfast.explanations.core.paths import Rule, accepted, check_steps, completeness_error, integrate
 from holdfast.explanations.core.quantity import Setting, pieces, value, values_at
 from holdfast.explanations.saliency import describe
-from holdfast.registry import register
+from holdfast.registry import Explainer, register
 from holdfast.results import Explanation
 
 
 @register(
-    "explain",
-    "integrated-gradients",
-    summary="the gradient averaged on the way from a baseline, times the way; adds up to the change of the answer",
-    reference="Sundararajan, Taly and Yan, Axiomatic attribution for deep networks, 2017",
+    Explainer(
+        "integrated-gradients",
+        summary="the gradient averaged on the way from a baseline, times the way; adds up to the change of the answer",
+        reference="Sundararajan, Taly and Yan, Axiomatic attribution for deep networks, 2017",
+    )
 )
 def integrated_gradients(
     model: nn.Module,
@@ -53,11 +54,12 @@ def integrated_gradients(
 
 
 @register(
-    "explain",
-    "expected-gradients",
-    summary="integrated gradients averaged over baselines drawn from data of your own",
-    reference="Erion et al., Improving performance of deep learning models with axiomatic attribution priors and "
-    "expected gradients, 2021",
+    Explainer(
+        "expected-gradients",
+        summary="integrated gradients averaged over baselines drawn from data of your own",
+        reference="Erion et al., Improving performance of deep learning models with axiomatic attribution priors and "
+        "expected gradients, 2021",
+    )
 )
 def expected_gradients(
     model: nn.Module,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from holdfast.errors import InputError
 from holdfast.explanations.core.quantity import Setting, gradients_at, pieces
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Explainer, register
 from holdfast.results import Explanation
 
 
@@ -34,10 +34,11 @@ def without_error(
 
 
 @register(
-    "explain",
-    "saliency",
-    summary="the gradient of the answer at the input",
-    reference="Simonyan, Vedaldi and Zisserman, Deep inside convolutional networks, 2014",
+    Explainer(
+        "saliency",
+        summary="the gradient of the answer at the input",
+        reference="Simonyan, Vedaldi and Zisserman, Deep inside convolutional networks, 2014",
+    )
 )
 def saliency(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explanation:
     """A(x) = gradient of f_y at x, with its sign; shape of x.
@@ -50,11 +51,12 @@ def saliency(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explan
 
 
 @register(
-    "explain",
-    "input-x-gradient",
-    summary="the gradient times the input: exact shares of the answer of a linear model without bias",
-    reference="Shrikumar, Greenside and Kundaje, Learning important features through propagating activation "
-    "differences, 2017",
+    Explainer(
+        "input-x-gradient",
+        summary="the gradient times the input: exact shares of the answer of a linear model without bias",
+        reference="Shrikumar, Greenside and Kundaje, Learning important features through propagating activation "
+        "differences, 2017",
+    )
 )
 def input_x_gradient(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explanation:
     """A(x) = x * gradient of f_y at x; a value of zero gets zero, whatever it means. Shape of x."""
@@ -73,10 +75,11 @@ def noise_blocks(noise: Noise, blocks: slice, x: Tensor) -> Tensor:
 
 
 @register(
-    "explain",
-    "smoothgrad",
-    summary="the gradient averaged over Gaussian noise: the saliency of the smoothed model",
-    reference="Smilkov et al., SmoothGrad: removing noise by adding noise, 2017",
+    Explainer(
+        "smoothgrad",
+        summary="the gradient averaged over Gaussian noise: the saliency of the smoothed model",
+        reference="Smilkov et al., SmoothGrad: removing noise by adding noise, 2017",
+    )
 )
 def smoothgrad(
     model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, sigma: float = 0.15, samples: int = 50

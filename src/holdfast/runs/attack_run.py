@@ -23,7 +23,7 @@ from holdfast.runs.attack_png import save_pngs
 from holdfast.runs.attack_summary import summarize
 from holdfast.utils.hashes import hash_model, hash_tensors
 from holdfast.audits.inputs import exact_text, inputs_of, to_model, to_numpy, versions_of
-from holdfast.utils.options import check_options
+from holdfast.utils.options import check_options, options_of
 from holdfast.audits.stages import LEARNED
 from holdfast.utils.progress import progress_bars
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
@@ -132,11 +132,13 @@ def _checked(goal: Threat | str, method: str, options: Mapping[str, Any] | None)
     if isinstance(goal, Threat):
         entry = get("attack", method)
         entry.check(goal, {})
-        return check_options(method, entry.function, options or {})
+        known = entry.text_options
+        return check_options({name: known[name] for name in known if name != "goal"}, options or {}, f"method '{method}'")
     check_norm(goal)
     if method not in METHODS:
         raise InputError(f"unknown method '{method}' for the nearest example. " + did_you_mean(method, METHODS))
-    return check_options(method, METHODS[method], options or {})
+    known = {name: option for name, option in options_of(METHODS[method]).items() if option.plain and name != "goal"}
+    return check_options(known, options or {}, f"method '{method}'")
 
 
 def _check_data(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, batch_size: int, *, png: bool) -> None:

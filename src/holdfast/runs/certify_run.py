@@ -24,7 +24,6 @@ from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
 Row = dict[str, object]
-OURS = frozenset({"logits", "index", "counts", "watch"})  # options that are no text or number
 SAVE_EVERY = 1.0  # seconds: what a kill can cost
 
 
@@ -50,7 +49,7 @@ def certify_run(
         batch_size: inputs worked on at a time, for a method that does not sample.
     """
     entry = get("certify", method)
-    chosen = check_options(method, entry.function, options or {}, hidden=OURS)
+    chosen = check_options(entry.text_options, options or {}, f"method '{method}'")
     if resume and (counts_file is None or "counts" not in entry.options):
         raise InputError("--resume needs --out and a method that samples, such as smoothing; others run anew")
     if "counts" in entry.options:

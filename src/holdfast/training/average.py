@@ -7,15 +7,16 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from holdfast.models.zoo.ensemble import Ensemble
-from holdfast.registry import register
+from holdfast.registry import Part, register
 
 
 @register(
-    "train",
-    "ema",
-    part="average",
-    summary="exponential average of the weights, after every step",
-    reference="Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992",
+    Part(
+        "ema",
+        part="average",
+        summary="exponential average of the weights, after every step",
+        reference="Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992",
+    )
 )
 def ema(model: nn.Module, *, decay: float = 0.999) -> AveragedModel:
     """average <- decay average + (1 - decay) weights; it takes the buffers (batch-norm statistics) along."""
@@ -23,11 +24,12 @@ def ema(model: nn.Module, *, decay: float = 0.999) -> AveragedModel:
 
 
 @register(
-    "train",
-    "swa",
-    part="average",
-    summary="mean of the weights over epochs",
-    reference="Izmailov et al., Averaging weights leads to wider optima and better generalization, 2018",
+    Part(
+        "swa",
+        part="average",
+        summary="mean of the weights over epochs",
+        reference="Izmailov et al., Averaging weights leads to wider optima and better generalization, 2018",
+    )
 )
 def swa(model: nn.Module) -> AveragedModel:
     """Equal-weight average; `refresh_batch_norm` recomputes the statistics, since it may lie far from every iterate."""
@@ -40,12 +42,14 @@ def refresh_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
 
 
 @register(
-    "train",
-    "pas",
-    part="periods",
-    summary="budget and learning rate start anew in periods; the ensemble of their last models answers",
-    reference="Liu et al., On the loss landscape of adversarial training: identifying challenges and how to overcome "
-    "them, 2020",
+    Part(
+        "pas",
+        part="periods",
+        summary="budget and learning rate start anew in periods; the ensemble of their last models answers",
+        reference="Liu et al., On the loss landscape of adversarial training: identifying challenges and how to "
+        "overcome "
+        "them, 2020",
+    )
 )
 def pas(model: nn.Module, snapshots: Sequence[Mapping[str, Tensor]]) -> Ensemble:
     """The mean of the softmax outputs of the model at each of the snapshots of its weights."""

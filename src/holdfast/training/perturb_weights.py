@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.context import Context
 from holdfast.training.outputs import Weights
-from holdfast.training.recipe.values import Epochs, NotNegative
+from holdfast.utils.options import Epochs, NotNegative
 
 LossAt = Callable[[Weights], Tensor]
 
@@ -39,11 +39,12 @@ def _relative(model: nn.Module, loss_at: LossAt, names: list[str], delta: float)
 
 
 @register(
-    "train",
-    "awp",
-    part="perturb_weights",
-    summary="the loss at weights that one step of ascent has moved, each layer by a share of its norm",
-    reference="Wu, Xia and Wang, Adversarial weight perturbation helps robust generalization, 2020",
+    Part(
+        "awp",
+        part="perturb_weights",
+        summary="the loss at weights that one step of ascent has moved, each layer by a share of its norm",
+        reference="Wu, Xia and Wang, Adversarial weight perturbation helps robust generalization, 2020",
+    )
 )
 def awp(
     model: nn.Module, loss_at: LossAt, context: Context, *, delta: NotNegative = 5e-3, start: Epochs = 0
@@ -60,11 +61,12 @@ def awp(
 
 
 @register(
-    "train",
-    "awp-top",
-    part="perturb_weights",
-    summary="as awp, for the linear top layer alone",
-    reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
+    Part(
+        "awp-top",
+        part="perturb_weights",
+        summary="as awp, for the linear top layer alone",
+        reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
+    )
 )
 def awp_top(
     model: nn.Module, loss_at: LossAt, context: Context, *, delta: NotNegative = 5e-3, start: Epochs = 0
@@ -78,11 +80,12 @@ def awp_top(
 
 
 @register(
-    "train",
-    "sam",
-    part="perturb_weights",
-    summary="sharpness-aware minimisation: the loss at the worst weights in a small ball",
-    reference="Foret et al., Sharpness-aware minimization for efficiently improving generalization, 2021",
+    Part(
+        "sam",
+        part="perturb_weights",
+        summary="sharpness-aware minimisation: the loss at the worst weights in a small ball",
+        reference="Foret et al., Sharpness-aware minimization for efficiently improving generalization, 2021",
+    )
 )
 def sam(
     model: nn.Module, loss_at: LossAt, context: Context, *, rho: NotNegative = 0.05, start: Epochs = 0

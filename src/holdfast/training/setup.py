@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError, InputError
 from holdfast.models import load_model, make_model
 from holdfast.models.catalog import count_parameters, get_architecture
 from holdfast.models.size import MOST, MOST_VALUES, at_most
-from holdfast.registry import get
+from holdfast.registry import get, get_objective
 from holdfast.threats import Threat
 from holdfast.training import folder as files
 from holdfast.training.augment import check_images
@@ -28,12 +28,11 @@ from holdfast.training.context import Parts, in_mode
 from holdfast.training.curvature import trace_relu
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
-from holdfast.training.objectives import CERTIFIES, TRAINS
 from holdfast.training.outputs import top_layer
 from holdfast.training.recipe.recipe import Recipe, Source, load_recipe, to_table, to_toml
-from holdfast.training.recipe.values import Choice
 from holdfast.training.state import RunState, read_best
 from holdfast.training.workers import Workers
+from holdfast.utils.options import Choice
 
 T = TypeVar("T")
 # What a resumed run may change: how long it goes on, and what has no effect on the weights.
@@ -221,13 +220,14 @@ def _check_bounds(recipe: Recipe, model: nn.Module, split: Split) -> None:
     objective, threat = recipe.objective.name, recipe.adversary
     if threat is None:
         return
-    needed = {TRAINS.get(objective, CERTIFIES.get(objective)): f"objective '{objective}'"}
-    needed.setdefault(recipe.evaluate.certify, "evaluate.certify")
+    record = get_objective(objective)
+    needed = {record.bound or record.certificate or "none": f"objective '{objective}'"}
+    needed.setdefault(recipe.evaluate.certify or "none", "evaluate.certify")
     place = next(model.parameters())
     x, y = split.x[:1].to(place), split.y[:1].to(place.device)
     with in_mode(model, False):
         for method, where in needed.items():
-            if method is not None and method != "none":
+            if method != "none":
                 _checked(where, partial(certify, model, x, y, threat, method))
 
 

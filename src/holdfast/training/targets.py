@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.context import Context
 from holdfast.training.outputs import Output
-from holdfast.training.recipe.values import Epochs, Fraction, Unit
 from holdfast.training.step import Target
+from holdfast.utils.options import Epochs, Fraction, Unit
 
 _STATE = "target"
 
@@ -30,11 +30,12 @@ def _moving(probability: Tensor, labels: Tensor, context: Context, memory: float
 
 
 @register(
-    "train",
-    "smooth",
-    part="targets",
-    summary="label smoothing",
-    reference="Szegedy et al., Rethinking the Inception architecture for computer vision, 2016",
+    Part(
+        "smooth",
+        part="targets",
+        summary="label smoothing",
+        reference="Szegedy et al., Rethinking the Inception architecture for computer vision, 2016",
+    )
 )
 @torch.no_grad()
 def smooth(clean: Output | None, adv: Output, y: Tensor, context: Context, *, amount: Fraction = 0.1) -> Target:
@@ -43,11 +44,12 @@ def smooth(clean: Output | None, adv: Output, y: Tensor, context: Context, *, am
 
 
 @register(
-    "train",
-    "self-adaptive",
-    part="targets",
-    summary="targets that move towards the model's own output; uncertain examples weigh less",
-    reference="Huang, Zhang and Zhang, Self-adaptive training: beyond empirical risk minimization, 2020",
+    Part(
+        "self-adaptive",
+        part="targets",
+        summary="targets that move towards the model's own output; uncertain examples weigh less",
+        reference="Huang, Zhang and Zhang, Self-adaptive training: beyond empirical risk minimization, 2020",
+    )
 )
 @torch.no_grad()
 def self_adaptive(
@@ -63,11 +65,13 @@ def self_adaptive(
 
 
 @register(
-    "train",
-    "adaptive",
-    part="targets",
-    summary="targets between the label and a moving average of the adversarial output; optional reweighting",
-    reference="Liu et al., On the impact of hard adversarial instances on overfitting in adversarial training, 2021",
+    Part(
+        "adaptive",
+        part="targets",
+        summary="targets between the label and a moving average of the adversarial output; optional reweighting",
+        reference="Liu et al., On the impact of hard adversarial instances on overfitting in adversarial "
+        "training, 2021",
+    )
 )
 @torch.no_grad()
 def adaptive(
@@ -99,11 +103,12 @@ def adaptive(
 
 
 @register(
-    "train",
-    "geometry",
-    part="targets",
-    summary="more weight for examples that few steps break; overfits to the attack, for comparison",
-    reference="Zhang et al., Geometry-aware instance-reweighted adversarial training, 2021",
+    Part(
+        "geometry",
+        part="targets",
+        summary="more weight for examples that few steps break; overfits to the attack, for comparison",
+        reference="Zhang et al., Geometry-aware instance-reweighted adversarial training, 2021",
+    )
 )
 @torch.no_grad()
 def geometry(

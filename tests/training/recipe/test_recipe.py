@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from holdfast import InputError, Linf, StorageError, UnsupportedError
 from holdfast.training import list_recipes, load_recipe, parse_override
 from holdfast.training.recipe.recipe import to_table, to_toml
-from holdfast.training.recipe.values import Choice
+from holdfast.utils.options import Choice
 
 BASE = {"epochs": 3, "objective": {"name": "standard"}, "optimizer": {"lr": 0.1}}
 AT = {"objective": {"name": "at"}, "threat": "l2:1"}

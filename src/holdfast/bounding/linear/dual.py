@@ -28,7 +28,7 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.coefficients import Coefficients
 from holdfast.bounding.linear.relax import chord, upper_shift
 from holdfast.errors import UnsupportedError
-from holdfast.registry import register
+from holdfast.registry import Bound, register
 from holdfast.results import Bounds
 from holdfast.threats import Threat
 
@@ -182,12 +182,12 @@ def margin_bounds(p: Polytope, y: Tensor) -> Tensor:
 
 
 @register(
-    "bounds",
-    "cap",
-    summary="dual of the convex adversarial polytope, for sequential ReLU networks",
-    guarantee="proof",
-    threats=BALLS,
-    reference=REFERENCE,
+    Bound(
+        "cap",
+        summary="dual of the convex adversarial polytope, for sequential ReLU networks",
+        threats=BALLS,
+        reference=REFERENCE,
+    )
 )
 def cap(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True) -> Bounds:
     """Bounds of the logits.

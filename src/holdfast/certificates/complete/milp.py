@@ -29,7 +29,7 @@ from holdfast.certificates.complete.milp_bound import Relaxed, Scaled, relax, sc
 from holdfast.certificates.complete.milp_model import Floats, Indices, Skeleton, program, skeleton
 from holdfast.checks import check_precision, check_task
 from holdfast.errors import InputError, UnsupportedError
-from holdfast.registry import get, register
+from holdfast.registry import Certificate, get, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
@@ -66,12 +66,12 @@ class MilpResult:
 
 
 @register(
-    "certify",
-    "milp",
-    summary="exact: mixed-integer programming decides every input of a small piecewise linear network, given time",
-    guarantee="proof",
-    threats=("linf", "box"),
-    reference="Tjeng et al., Evaluating robustness of neural networks with mixed integer programming, 2019",
+    Certificate(
+        "milp",
+        summary="exact: mixed-integer programming decides every input of a small piecewise linear network, given time",
+        threats=("linf", "box"),
+        reference="Tjeng et al., Evaluating robustness of neural networks with mixed integer programming, 2019",
+    )
 )
 def milp(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float = 60.0, max_binaries: int = 2000

@@ -12,7 +12,7 @@ from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import affine
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.relax import Slopes
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Patch, Threat
 
@@ -63,12 +63,14 @@ def from_margins(margins: Tensor, y: Tensor, name: str) -> CertifyResult:
 
 
 @register(
-    "certify",
-    "ibp",
-    summary="interval bounds of the margins; for patches one box for every location",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Gowal et al., On the effectiveness of interval bound propagation, 2018; Chiang et al., 2020 (patches)",
+    Certificate(
+        "ibp",
+        summary="interval bounds of the margins; for patches one box for every location",
+        threats=REGIONS,
+        reference="Gowal et al., On the effectiveness of interval bound propagation, 2018; Chiang et al., 2020 "
+        "(patches)",
+        radius="bisection",
+    )
 )
 def ibp(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, chunk_boxes: int = 1024
@@ -111,12 +113,14 @@ def _linear(
 
 
 @register(
-    "certify",
-    "crown",
-    summary="linear bounds of the margins with two slopes, by backward passes for every layer",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Zhang et al., Efficient neural network robustness certification with general activation functions, 2018",
+    Certificate(
+        "crown",
+        summary="linear bounds of the margins with two slopes, by backward passes for every layer",
+        threats=REGIONS,
+        reference="Zhang et al., Efficient neural network robustness certification with general activation "
+        "functions, 2018",
+        radius="bisection",
+    )
 )
 def crown(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, chunk_boxes: int = 64
@@ -133,12 +137,13 @@ def crown(
 
 
 @register(
-    "certify",
-    "crown-ibp",
-    summary="intervals for the hidden layers, linear bounds for the margins",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Zhang et al., Towards stable and efficient training of verifiably robust neural networks, 2020",
+    Certificate(
+        "crown-ibp",
+        summary="intervals for the hidden layers, linear bounds for the margins",
+        threats=REGIONS,
+        reference="Zhang et al., Towards stable and efficient training of verifiably robust neural networks, 2020",
+        radius="bisection",
+    )
 )
 def crown_ibp(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, chunk_boxes: int = 256
@@ -150,12 +155,13 @@ def crown_ibp(
 
 
 @register(
-    "certify",
-    "fastlin",
-    summary="linear bounds of the margins with one slope per neuron, by backward passes for every layer",
-    guarantee="proof",
-    threats=REGIONS,
-    reference="Weng et al., Towards fast computation of certified robustness for ReLU networks, 2018",
+    Certificate(
+        "fastlin",
+        summary="linear bounds of the margins with one slope per neuron, by backward passes for every layer",
+        threats=REGIONS,
+        reference="Weng et al., Towards fast computation of certified robustness for ReLU networks, 2018",
+        radius="bisection",
+    )
 )
 def fastlin(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, chunk_boxes: int = 64

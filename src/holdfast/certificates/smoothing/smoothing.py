@@ -17,7 +17,7 @@ from holdfast.certificates.smoothing.prove import Variant, prove
 from holdfast.certificates.smoothing.sample import Sampling, Watch
 from holdfast.certificates.smoothing.votes import Counts, Draw
 from holdfast.errors import InputError
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L2, Threat
 from holdfast.utils.intervals import SLACK
@@ -45,13 +45,15 @@ def gaussian_radius(probability: Tensor, sigma: float) -> Tensor:
 
 
 @register(
-    "certify",
-    "smoothing",
-    summary="randomised smoothing with Gaussian noise; needs a model trained with such noise",
-    guarantee="probabilistic proof",
-    threats=("l2",),
-    reference="Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing, 2019",
-    smoothed=True,
+    Certificate(
+        "smoothing",
+        summary="randomised smoothing with Gaussian noise; needs a model trained with such noise",
+        guarantee="probabilistic proof",
+        threats=("l2",),
+        reference="Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing, 2019",
+        smoothed=True,
+        radius="sampling",
+    )
 )
 def smoothing(
     model: nn.Module,

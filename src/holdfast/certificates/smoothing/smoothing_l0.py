@@ -20,7 +20,7 @@ from holdfast.certificates.smoothing.prove import Variant, prove
 from holdfast.certificates.smoothing.sample import Sampling, Watch
 from holdfast.certificates.smoothing.votes import Counts, Draw
 from holdfast.errors import InputError
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Sparse, Threat
 from holdfast.utils.intervals import SLACK
@@ -47,13 +47,15 @@ def ablation_noise(size: int, null: float) -> Draw:
 
 
 @register(
-    "certify",
-    "smoothing-l0",
-    summary="randomised ablation: the network sees a few random pixels; needs a model trained on such inputs",
-    guarantee="probabilistic proof",
-    threats=("sparse",),
-    reference="Levine and Feizi, Robustness certificates for sparse adversarial attacks by randomized ablation, 2020",
-    smoothed=True,
+    Certificate(
+        "smoothing-l0",
+        summary="randomised ablation: the network sees a few random pixels; needs a model trained on such inputs",
+        guarantee="probabilistic proof",
+        threats=("sparse",),
+        reference="Levine and Feizi, Robustness certificates for sparse adversarial attacks by randomized "
+        "ablation, 2020",
+        smoothed=True,
+    )
 )
 def smoothing_l0(
     model: nn.Module,

@@ -19,7 +19,7 @@ from holdfast.certificates.smoothing.prove import Variant, prove
 from holdfast.certificates.smoothing.sample import Sampling, Watch
 from holdfast.certificates.smoothing.votes import Counts, Draw
 from holdfast.errors import InputError
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L1, Threat
 from holdfast.utils.intervals import SLACK
@@ -56,14 +56,15 @@ def l1_radius(probability: Tensor, noise: Shape, scale: float) -> Tensor:
 
 
 @register(
-    "certify",
-    "smoothing-l1",
-    summary="randomised smoothing with uniform or Laplace noise; needs a model trained with noise",
-    guarantee="probabilistic proof",
-    threats=("l1",),
-    reference="Yang et al., Randomized smoothing of all shapes and sizes, 2020; Levine and Feizi, Improved, "
-    "deterministic smoothing for L1 certified robustness, 2021",
-    smoothed=True,
+    Certificate(
+        "smoothing-l1",
+        summary="randomised smoothing with uniform or Laplace noise; needs a model trained with noise",
+        guarantee="probabilistic proof",
+        threats=("l1",),
+        reference="Yang et al., Randomized smoothing of all shapes and sizes, 2020; Levine and Feizi, Improved, "
+        "deterministic smoothing for L1 certified robustness, 2021",
+        smoothed=True,
+    )
 )
 def smoothing_l1(
     model: nn.Module,

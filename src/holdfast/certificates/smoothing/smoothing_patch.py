@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdfast.certificates.smoothing.ablation import Part, ablate, windows
 from holdfast.checks import check_logits
 from holdfast.errors import InputError
-from holdfast.registry import register
+from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Patch, Threat
 
@@ -74,13 +74,13 @@ class BandVotes(nn.Module):
 
 
 @register(
-    "certify",
-    "smoothing-patch",
-    summary="derandomised smoothing: bands or blocks of the image vote, and a patch touches few of them",
-    guarantee="proof",
-    threats=("patch",),
-    reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020",
-    smoothed=True,
+    Certificate(
+        "smoothing-patch",
+        summary="derandomised smoothing: bands or blocks of the image vote, and a patch touches few of them",
+        threats=("patch",),
+        reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020",
+        smoothed=True,
+    )
 )
 def smoothing_patch(
     model: nn.Module,

@@ -16,7 +16,7 @@ from holdfast.explanations.core.paths import completeness_error
 from holdfast.explanations.core.quantity import Setting, value, values_at
 from holdfast.explanations.saliency import describe
 from holdfast.models.layers import Normalize
-from holdfast.registry import register
+from holdfast.registry import Explainer, register
 from holdfast.results import Explanation
 
 
@@ -68,11 +68,12 @@ def _logit_alone(setting: Setting, name: str) -> None:
 
 
 @register(
-    "explain",
-    "deeplift",
-    summary="differences from a baseline passed back through each layer; through Captum",
-    reference="Shrikumar, Greenside and Kundaje, Learning important features through propagating activation "
-    "differences, 2017",
+    Explainer(
+        "deeplift",
+        summary="differences from a baseline passed back through each layer; through Captum",
+        reference="Shrikumar, Greenside and Kundaje, Learning important features through propagating activation "
+        "differences, 2017",
+    )
 )
 def deeplift(
     model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, baseline: Baseline | Tensor = "black"
@@ -93,11 +94,12 @@ def deeplift(
 
 
 @register(
-    "explain",
-    "lrp",
-    summary="relevance passed back layer by layer; through Captum",
-    reference="Bach et al., On pixel-wise explanations for non-linear classifier decisions by layer-wise relevance "
-    "propagation, 2015",
+    Explainer(
+        "lrp",
+        summary="relevance passed back layer by layer; through Captum",
+        reference="Bach et al., On pixel-wise explanations for non-linear classifier decisions by layer-wise relevance "
+        "propagation, 2015",
+    )
 )
 def lrp(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explanation:
     """A(x) by Captum's default rule, epsilon, for each layer.
@@ -116,10 +118,11 @@ def lrp(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explanation
 
 
 @register(
-    "explain",
-    "occlusion",
-    summary="how far the answer falls when a window is blotted out; without gradients; through Captum",
-    reference="Zeiler and Fergus, Visualizing and understanding convolutional networks, 2014",
+    Explainer(
+        "occlusion",
+        summary="how far the answer falls when a window is blotted out; without gradients; through Captum",
+        reference="Zeiler and Fergus, Visualizing and understanding convolutional networks, 2014",
+    )
 )
 def occlusion(
     model: nn.Module,
@@ -162,10 +165,11 @@ def occlusion(
 
 
 @register(
-    "explain",
-    "shapley-sampling",
-    summary="mean effect of each value over random orders; without gradients; through Captum",
-    reference="Castro, Gomez and Tejada, Polynomial calculation of the Shapley value based on sampling, 2009",
+    Explainer(
+        "shapley-sampling",
+        summary="mean effect of each value over random orders; without gradients; through Captum",
+        reference="Castro, Gomez and Tejada, Polynomial calculation of the Shapley value based on sampling, 2009",
+    )
 )
 def shapley_sampling(
     model: nn.Module,

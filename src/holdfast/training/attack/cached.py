@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.losses import Loss
 from holdfast.attacks.pgd import BALLS, steepest
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.attack.pgd import Mode, gradient_at
 from holdfast.training.context import Context
-from holdfast.training.recipe.values import Epochs, Fraction, NotNegative, Positive
+from holdfast.utils.options import Epochs, Fraction, NotNegative, Positive
 
 _CACHE, _DRAWN, _GRADIENTS = "delta", "drawn", "squared gradient"
 
@@ -43,12 +43,13 @@ def _write(x_adv: Tensor, x: Tensor, frame: Tensor, context: Context) -> None:
 
 
 @register(
-    "train",
-    "atta",
-    part="attack",
-    summary="one step from the perturbation that the last epoch left",
-    reference="Zheng et al., Efficient adversarial training with transferable adversarial examples, 2020",
-    threats=BALLS,
+    Part(
+        "atta",
+        part="attack",
+        summary="one step from the perturbation that the last epoch left",
+        reference="Zheng et al., Efficient adversarial training with transferable adversarial examples, 2020",
+        threats=BALLS,
+    )
 )
 def atta(
     model: nn.Module,
@@ -77,12 +78,13 @@ def atta(
 
 
 @register(
-    "train",
-    "atas",
-    part="attack",
-    summary="as atta, with a step that shrinks where the input gradient is large",
-    reference="Huang et al., Fast adversarial training with adaptive step size, 2022",
-    threats=BALLS,
+    Part(
+        "atas",
+        part="attack",
+        summary="as atta, with a step that shrinks where the input gradient is large",
+        reference="Huang et al., Fast adversarial training with adaptive step size, 2022",
+        threats=BALLS,
+    )
 )
 def atas(
     model: nn.Module,

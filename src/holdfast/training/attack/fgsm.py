@@ -4,10 +4,10 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.losses import Loss
 from holdfast.attacks.pgd import BALLS, perturb
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.attack.pgd import Mode, gradient_at
 from holdfast.training.context import Context, in_mode
-from holdfast.training.recipe.values import NotNegative, Positive
+from holdfast.utils.options import NotNegative, Positive
 
 
 def _step(
@@ -20,12 +20,13 @@ def _step(
 
 
 @register(
-    "train",
-    "fgsm",
-    part="attack",
-    summary="inner maximum by one step of the full budget from the input itself",
-    reference="Goodfellow, Shlens and Szegedy, Explaining and harnessing adversarial examples, 2015",
-    threats=BALLS,
+    Part(
+        "fgsm",
+        part="attack",
+        summary="inner maximum by one step of the full budget from the input itself",
+        reference="Goodfellow, Shlens and Szegedy, Explaining and harnessing adversarial examples, 2015",
+        threats=BALLS,
+    )
 )
 def fgsm(
     model: nn.Module, x: Tensor, y: Tensor, loss: Loss, context: Context, *, step: Positive = 1.0, mode: Mode = "eval"
@@ -35,12 +36,13 @@ def fgsm(
 
 
 @register(
-    "train",
-    "fgsm-rs",
-    part="attack",
-    summary="inner maximum by one step from a random start",
-    reference="Wong, Rice and Kolter, Fast is better than free: revisiting adversarial training, 2020",
-    threats=BALLS,
+    Part(
+        "fgsm-rs",
+        part="attack",
+        summary="inner maximum by one step from a random start",
+        reference="Wong, Rice and Kolter, Fast is better than free: revisiting adversarial training, 2020",
+        threats=BALLS,
+    )
 )
 def fgsm_rs(
     model: nn.Module, x: Tensor, y: Tensor, loss: Loss, context: Context, *, step: Positive = 1.25, mode: Mode = "eval"
@@ -51,12 +53,13 @@ def fgsm_rs(
 
 
 @register(
-    "train",
-    "n-fgsm",
-    part="attack",
-    summary="inner maximum by one step from a noisy input, the noise kept and not projected",
-    reference="de Jorge et al., Make some noise: reliable and efficient single-step adversarial training, 2022",
-    threats=("linf",),
+    Part(
+        "n-fgsm",
+        part="attack",
+        summary="inner maximum by one step from a noisy input, the noise kept and not projected",
+        reference="de Jorge et al., Make some noise: reliable and efficient single-step adversarial training, 2022",
+        threats=("linf",),
+    )
 )
 def n_fgsm(
     model: nn.Module,

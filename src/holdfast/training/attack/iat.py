@@ -5,20 +5,21 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.losses import Loss
 from holdfast.attacks.pgd import perturb
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.threats import Box
 from holdfast.training.attack.pgd import Mode, pgd
 from holdfast.training.context import Context, in_mode
-from holdfast.training.recipe.values import Count, Epochs, NotNegative, Unit
+from holdfast.utils.options import Count, Epochs, NotNegative, Unit
 
 
 @register(
-    "train",
-    "iat",
-    part="attack",
-    summary="inner maximum in a budget that each example earns: larger while it is still classified right",
-    reference="Balaji, Goldstein and Hoffman, Instance adaptive adversarial training, 2019",
-    threats=("linf",),
+    Part(
+        "iat",
+        part="attack",
+        summary="inner maximum in a budget that each example earns: larger while it is still classified right",
+        reference="Balaji, Goldstein and Hoffman, Instance adaptive adversarial training, 2019",
+        threats=("linf",),
+    )
 )
 def instance_adaptive(
     model: nn.Module,

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import Loss
 from holdfast.attacks.pgd import BALLS, perturb
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.context import Context, in_mode
-from holdfast.training.recipe.values import Count, Positive
+from holdfast.utils.options import Count, Positive
 
 Mode = Literal["eval", "train"]
 NUDGE = 1e-3  # standard deviation of a start just off x, of Zhang et al., 2019
@@ -23,12 +23,13 @@ def gradient_at(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, mode: Mode) 
 
 
 @register(
-    "train",
-    "pgd",
-    part="attack",
-    summary="inner maximum by projected gradient ascent from a random start",
-    reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
-    threats=BALLS,
+    Part(
+        "pgd",
+        part="attack",
+        summary="inner maximum by projected gradient ascent from a random start",
+        reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+        threats=BALLS,
+    )
 )
 def pgd(
     model: nn.Module,

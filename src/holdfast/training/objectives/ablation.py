@@ -9,9 +9,9 @@ from torch.nn.functional import cross_entropy
 from holdfast.certificates.smoothing.ablation import ablate, random_pixels, windows
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.recipe.values import Count
+from holdfast.utils.options import Count
 
 Part = Literal["column", "row", "block", "pixels"]
 
@@ -30,12 +30,13 @@ def ablated_view(x: Tensor, noise: Noise, *, part: Part, size: int, null: float)
 
 
 @register(
-    "train",
-    "ablation",
-    part="objective",
-    summary="smoothed classifiers: cross-entropy at a random band, block or set of pixels of each input",
-    reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020; "
-    "Robustness certificates for sparse adversarial attacks by randomized ablation, 2020",
+    Objective(
+        "ablation",
+        summary="smoothed classifiers: cross-entropy at a random band, block or set of pixels of each input",
+        reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020; "
+        "Robustness certificates for sparse adversarial attacks by randomized ablation, 2020",
+        view=ablated_view,
+    )
 )
 def ablation(
     model: nn.Module,

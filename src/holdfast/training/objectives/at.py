@@ -3,21 +3,22 @@
 from torch import Tensor, nn
 
 from holdfast.attacks.pgd import BALLS
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.curvature import trace_ce, trace_kl
 from holdfast.training.objectives.standard import fit_terms, fit_trace
-from holdfast.training.recipe.values import NotNegative
 from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step
+from holdfast.utils.options import NotNegative
 
 
 @register(
-    "train",
-    "at",
-    part="objective",
-    summary="adversarial training: cross-entropy at the inputs that the attack finds",
-    reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
-    threats=BALLS,
+    Objective(
+        "at",
+        summary="adversarial training: cross-entropy at the inputs that the attack finds",
+        reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+        threats=BALLS,
+        takes=("attack", "targets", "regularizers", "perturb_weights"),
+    )
 )
 def adversarial(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, divergence_weight: NotNegative = 0.0

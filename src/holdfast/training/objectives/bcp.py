@@ -10,19 +10,20 @@ from holdfast.bounding.ball_box.margin import estimated_norm, margins, outer_bou
 from holdfast.bounding.core.region import region
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.certificates.bcp import BALLS
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.certified import margin_metrics, mixed
-from holdfast.training.recipe.values import Count, Unit
+from holdfast.utils.options import Count, Unit
 
 
 @register(
-    "train",
-    "bcp",
-    part="objective",
-    summary="certified training for l2 with balls from the norms of the layers, cut with boxes",
-    reference="Lee, Lee and Park, Lipschitz-certifiable training with a tight outer bound, 2020",
-    threats=BALLS,
+    Objective(
+        "bcp",
+        summary="certified training for l2 with balls from the norms of the layers, cut with boxes",
+        reference="Lee, Lee and Park, Lipschitz-certifiable training with a tight outer bound, 2020",
+        threats=BALLS,
+        certificate="bcp",
+    )
 )
 def bcp(
     model: nn.Module,

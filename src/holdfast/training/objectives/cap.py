@@ -11,10 +11,10 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.projected import estimate
 from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.certified import Bound, certified_step, mixed
-from holdfast.training.recipe.values import Count, Unit
+from holdfast.utils.options import Count, Unit
 
 
 def polytope_bound(graph: Graph, r: Region, y: Tensor) -> tuple[Tensor, Relaxation]:
@@ -39,13 +39,16 @@ def projected_bound(projections: int, noise: Noise) -> Bound:
 
 
 @register(
-    "train",
-    "cap",
-    part="objective",
-    summary="certified training on the convex adversarial polytope: tight at every layer, and dear",
-    reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
-    "polytope, 2018; Wong et al., Scaling provable adversarial defenses, 2018",
-    threats=BALLS,
+    Objective(
+        "cap",
+        summary="certified training on the convex adversarial polytope: tight at every layer, and dear",
+        reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
+        "polytope, 2018; Wong et al., Scaling provable adversarial defenses, 2018",
+        threats=BALLS,
+        takes=("regularizers",),
+        certificate="fastlin",
+        bounded=True,
+    )
 )
 def cap(
     model: nn.Module,

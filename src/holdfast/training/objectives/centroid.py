@@ -21,11 +21,11 @@ from holdfast.certificates.centroid import border
 from holdfast.certificates.lipschitz import NORMS
 from holdfast.errors import UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.certified import margin_metrics
 from holdfast.training.objectives.gloro import estimated
-from holdfast.training.recipe.values import Count, Positive, Unit
+from holdfast.utils.options import Count, Positive, Unit
 
 
 def margins(head: Centroid, features: Tensor, y: Tensor, eta: float) -> Tensor:
@@ -41,12 +41,14 @@ def margins(head: Centroid, features: Tensor, y: Tensor, eta: float) -> Tensor:
 
 
 @register(
-    "train",
-    "centroid",
-    part="objective",
-    summary="centroid networks: the right centroid nearest on the whole ball, by a Lipschitz constant, with rejection",
-    reference="Wang, On the feature alignment of deep vision models (thesis), 2023; the loss is Holdfast's own",
-    threats=NORMS,
+    Objective(
+        "centroid",
+        summary="centroid networks: the right centroid nearest on the whole ball, by a Lipschitz constant, with "
+        "rejection",
+        reference="Wang, On the feature alignment of deep vision models (thesis), 2023; the loss is Holdfast's own",
+        threats=NORMS,
+        certificate="centroid",
+    )
 )
 def centroid(
     model: nn.Module,

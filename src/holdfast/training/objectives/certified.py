@@ -30,13 +30,13 @@ from holdfast.bounding.linear.slopes import (
     random_slopes,
 )
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.threats import Linf, Threat
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.standard import fit_terms, fit_trace
 from holdfast.training.outputs import Output
-from holdfast.training.recipe.values import Count, Positive, Unit
 from holdfast.training.step import Family, Taken, Terms, Views, penalties
+from holdfast.utils.options import Count, Positive, Unit
 
 Bound = Callable[[Graph, Region, Tensor], tuple[Tensor, Relaxation]]
 """From a network, a region and labels (B,) to lower bounds of z_y - z_j, (B, K), and the relaxed network."""
@@ -145,13 +145,17 @@ def mixed(start: float, end: float, context: Context) -> float:
 
 
 @register(
-    "train",
-    "ibp",
-    part="objective",
-    summary="certified training with interval bounds: cheap, and the base of the best results",
-    reference="Gowal et al., On the effectiveness of interval bound propagation for training verifiably robust models, "
-    "2018",
-    threats=BALLS,
+    Objective(
+        "ibp",
+        summary="certified training with interval bounds: cheap, and the base of the best results",
+        reference="Gowal et al., On the effectiveness of interval bound propagation for training verifiably "
+        "robust models, "
+        "2018",
+        threats=BALLS,
+        takes=("regularizers",),
+        certificate="ibp",
+        bounded=True,
+    )
 )
 def ibp(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, kappa_start: Unit = 1.0, kappa_end: Unit = 0.0
@@ -169,12 +173,15 @@ def ibp(
 
 
 @register(
-    "train",
-    "crown-ibp",
-    part="objective",
-    summary="certified training with linear bounds of the margins on interval bounds inside",
-    reference="Zhang et al., Towards stable and efficient training of verifiably robust neural networks, 2020",
-    threats=BALLS,
+    Objective(
+        "crown-ibp",
+        summary="certified training with linear bounds of the margins on interval bounds inside",
+        reference="Zhang et al., Towards stable and efficient training of verifiably robust neural networks, 2020",
+        threats=BALLS,
+        takes=("regularizers",),
+        certificate="crown-ibp",
+        bounded=True,
+    )
 )
 def crown_ibp(
     model: nn.Module,
@@ -208,13 +215,16 @@ def crown_ibp(
 
 
 @register(
-    "train",
-    "slope-step",
-    part="objective",
-    summary="certified training with lower slopes chosen for each input by a gradient step: tight and smooth",
-    reference="Lee et al., Towards better understanding of training certifiably robust models against adversarial "
-    "examples, 2021",
-    threats=BALLS,
+    Objective(
+        "slope-step",
+        summary="certified training with lower slopes chosen for each input by a gradient step: tight and smooth",
+        reference="Lee et al., Towards better understanding of training certifiably robust models against adversarial "
+        "examples, 2021",
+        threats=BALLS,
+        takes=("regularizers",),
+        certificate="crown-ibp",
+        bounded=True,
+    )
 )
 def slope_step(
     model: nn.Module,

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from holdfast.bounding.core.region import BALLS, Region
 from holdfast.bounding.graph.ops import channels_last
 from holdfast.bounding.graph.trace import trace_batch
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.threats import Linf
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.certified import (
@@ -23,18 +23,22 @@ from holdfast.training.objectives.certified import (
     mixed,
     with_penalties,
 )
-from holdfast.training.recipe.values import Positive, Unit
 from holdfast.training.schedules import with_budget
 from holdfast.training.step import attacked
+from holdfast.utils.options import Positive, Unit
 
 
 @register(
-    "train",
-    "sabr",
-    part="objective",
-    summary="certified training on small boxes around adversarial examples",
-    reference="Müller et al., Certified training: small boxes are all you need, 2023",
-    threats=("linf",),
+    Objective(
+        "sabr",
+        summary="certified training on small boxes around adversarial examples",
+        reference="Müller et al., Certified training: small boxes are all you need, 2023",
+        threats=("linf",),
+        takes=("attack", "regularizers"),
+        certificate="crown-ibp",
+        bound="ibp",
+        bounded=True,
+    )
 )
 def sabr(
     model: nn.Module,
@@ -71,12 +75,16 @@ def sabr(
 
 
 @register(
-    "train",
-    "mtl-ibp",
-    part="objective",
-    summary="certified training on a mixture of the adversarial loss and its interval bound",
-    reference="De Palma et al., Expressive losses for verified robustness via convex combinations, 2024",
-    threats=BALLS,
+    Objective(
+        "mtl-ibp",
+        summary="certified training on a mixture of the adversarial loss and its interval bound",
+        reference="De Palma et al., Expressive losses for verified robustness via convex combinations, 2024",
+        threats=BALLS,
+        takes=("attack", "regularizers"),
+        certificate="crown-ibp",
+        bound="ibp",
+        bounded=True,
+    )
 )
 def mtl_ibp(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, alpha: Unit = 0.1, bound_budget: Positive = 1.0

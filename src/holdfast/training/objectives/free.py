@@ -5,18 +5,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.attacks.pgd import BALLS, steepest
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.recipe.values import Count, Positive
+from holdfast.utils.options import Count, Positive
 
 
 @register(
-    "train",
-    "free",
-    part="objective",
-    summary="adversarial training at the cost of plain training: each batch is replayed, gradients serve twice",
-    reference="Shafahi et al., Adversarial training for free!, 2019",
-    threats=BALLS,
+    Objective(
+        "free",
+        summary="adversarial training at the cost of plain training: each batch is replayed, gradients serve twice",
+        reference="Shafahi et al., Adversarial training for free!, 2019",
+        threats=BALLS,
+    )
 )
 def free(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, replays: Count = 8, step: Positive = 1.0

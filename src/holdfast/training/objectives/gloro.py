@@ -26,10 +26,10 @@ from holdfast.bounding.lipschitz.constants import LipschitzBound, lipschitz_esti
 from holdfast.certificates.lipschitz import NORMS, single_constant
 from holdfast.certificates.models.gloro import WARM_UP, bottom
 from holdfast.errors import UnsupportedError
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.certified import margin_metrics
-from holdfast.training.recipe.values import Count, NotNegative, Positive
+from holdfast.utils.options import Count, NotNegative, Positive
 
 Loss = Literal["emma", "ce", "trades", "margin", "ramp"]
 Precision = Literal["float32", "bfloat16"]
@@ -124,13 +124,16 @@ def _metrics(logits: Tensor, y: Tensor, bound: LipschitzBound, context: Context)
 
 
 @register(
-    "train",
-    "gloro",
-    part="objective",
-    summary="globally robust networks: margins above the budget times the Lipschitz constant of each pair of classes",
-    reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021; Hu et al., Unlocking deterministic "
-    "robustness certification on ImageNet, 2023 (EMMA)",
-    threats=NORMS,
+    Objective(
+        "gloro",
+        summary="globally robust networks: margins above the budget times the Lipschitz constant of each pair "
+        "of classes",
+        reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021; Hu et al., Unlocking "
+        "deterministic "
+        "robustness certification on ImageNet, 2023 (EMMA)",
+        threats=NORMS,
+        certificate="gloro",
+    )
 )
 def gloro(
     model: nn.Module,
@@ -176,13 +179,14 @@ def gloro(
 
 
 @register(
-    "train",
-    "lmt",
-    part="objective",
-    summary="Lipschitz-margin training: margins above sqrt(2) times the budget times the constant of the network",
-    reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
-    "invariance for deep neural networks, 2018",
-    threats=NORMS,
+    Objective(
+        "lmt",
+        summary="Lipschitz-margin training: margins above sqrt(2) times the budget times the constant of the network",
+        reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
+        "invariance for deep neural networks, 2018",
+        threats=NORMS,
+        certificate="lipschitz",
+    )
 )
 def lmt(model: nn.Module, x: Tensor, y: Tensor, context: Context, *, steps: Count = 1) -> tuple[Tensor, Metrics]:
     """CE(z + sqrt(2) eps K, y): K, the constant of the map to all logits, is added to every class but y.

@@ -21,11 +21,11 @@ from holdfast.bounding.linear.coefficients import Coefficients, Window, clean
 from holdfast.bounding.linear.relax import PIECEWISE
 from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.errors import UnsupportedError
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.per import DUAL, accuracy, full_budget, hinge, norm_of, others
-from holdfast.training.recipe.values import Count, NotNegative, Positive, Unit
 from holdfast.training.step import attacked
+from holdfast.utils.options import Count, NotNegative, Positive, Unit
 
 _PAPER = "Croce, Andriushchenko and Hein, Provable robustness of ReLU networks via maximization of linear regions, 2019"
 
@@ -115,12 +115,13 @@ def regularizer(
 
 
 @register(
-    "train",
-    "mmr",
-    part="objective",
-    summary="wide linear regions and distant decision boundaries, for ReLU networks",
-    reference=_PAPER,
-    threats=BALLS,
+    Objective(
+        "mmr",
+        summary="wide linear regions and distant decision boundaries, for ReLU networks",
+        reference=_PAPER,
+        threats=BALLS,
+        certificate="fastlin",
+    )
 )
 def mmr(
     model: nn.Module,
@@ -155,12 +156,14 @@ def mmr(
 
 
 @register(
-    "train",
-    "mmr-at",
-    part="objective",
-    summary="mmr at adversarial examples, with their loss",
-    reference=_PAPER,
-    threats=BALLS,
+    Objective(
+        "mmr-at",
+        summary="mmr at adversarial examples, with their loss",
+        reference=_PAPER,
+        threats=BALLS,
+        takes=("attack",),
+        certificate="fastlin",
+    )
 )
 def mmr_at(
     model: nn.Module,

@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 from holdfast.attacks.core.losses import cross_entropy as attack_loss
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.recipe.values import Count, NotNegative, Positive
 from holdfast.training.step import attacked
+from holdfast.utils.options import Count, NotNegative, Positive
 
 _DRAW = 7
 """Keeps the noise of the loss apart from that of the attack's random start."""
@@ -64,11 +64,12 @@ def noisy_view(x: Tensor, noise: Noise, *, sigma: float, **_: Any) -> Tensor:
 
 
 @register(
-    "train",
-    "gaussian",
-    part="objective",
-    summary="smoothed classifiers: cross-entropy at inputs with Gaussian noise",
-    reference="Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing, 2019",
+    Objective(
+        "gaussian",
+        summary="smoothed classifiers: cross-entropy at inputs with Gaussian noise",
+        reference="Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing, 2019",
+        view=noisy_view,
+    )
 )
 def gaussian(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, sigma: Positive = 0.25, samples: Count = 1
@@ -87,12 +88,14 @@ def gaussian(
 
 
 @register(
-    "train",
-    "smoothadv",
-    part="objective",
-    summary="smoothed classifiers: cross-entropy with noise at inputs that are adversarial for the smoothed one",
-    reference="Salman et al., Provably robust deep learning via adversarially trained smoothed classifiers, 2019",
-    threats=("l2",),
+    Objective(
+        "smoothadv",
+        summary="smoothed classifiers: cross-entropy with noise at inputs that are adversarial for the smoothed one",
+        reference="Salman et al., Provably robust deep learning via adversarially trained smoothed classifiers, 2019",
+        threats=("l2",),
+        takes=("attack",),
+        view=noisy_view,
+    )
 )
 def smoothadv(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, sigma: Positive = 0.25, samples: Count = 2
@@ -113,11 +116,12 @@ def smoothadv(
 
 
 @register(
-    "train",
-    "consistency",
-    part="objective",
-    summary="smoothed classifiers: noisy cross-entropy, and predictions that agree under the noise",
-    reference="Jeong and Shin, Consistency regularization for certified robustness of smoothed classifiers, 2020",
+    Objective(
+        "consistency",
+        summary="smoothed classifiers: noisy cross-entropy, and predictions that agree under the noise",
+        reference="Jeong and Shin, Consistency regularization for certified robustness of smoothed classifiers, 2020",
+        view=noisy_view,
+    )
 )
 def consistency(
     model: nn.Module,
@@ -152,11 +156,12 @@ def consistency(
 
 
 @register(
-    "train",
-    "macer",
-    part="objective",
-    summary="smoothed classifiers: cross-entropy of the mean prediction, and its certified radius",
-    reference="Zhai et al., MACER: attack-free and scalable robust training via maximizing certified radius, 2020",
+    Objective(
+        "macer",
+        summary="smoothed classifiers: cross-entropy of the mean prediction, and its certified radius",
+        reference="Zhai et al., MACER: attack-free and scalable robust training via maximizing certified radius, 2020",
+        view=noisy_view,
+    )
 )
 def macer(
     model: nn.Module,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.pgd import BALLS
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.curvature import (
     trace_ce,
@@ -16,8 +16,8 @@ from holdfast.training.curvature import (
     trace_margin,
     trace_pairing,
 )
-from holdfast.training.recipe.values import NotNegative
 from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step
+from holdfast.utils.options import NotNegative
 
 
 def _stops(stop_gradient: bool | None, context: Context) -> bool:
@@ -28,12 +28,13 @@ def _stops(stop_gradient: bool | None, context: Context) -> bool:
 
 
 @register(
-    "train",
-    "trades",
-    part="objective",
-    summary="cross-entropy at the input plus the worst divergence from its output",
-    reference="Zhang et al., Theoretically principled trade-off between robustness and accuracy, 2019",
-    threats=BALLS,
+    Objective(
+        "trades",
+        summary="cross-entropy at the input plus the worst divergence from its output",
+        reference="Zhang et al., Theoretically principled trade-off between robustness and accuracy, 2019",
+        threats=BALLS,
+        takes=("attack", "targets", "regularizers", "perturb_weights"),
+    )
 )
 def trades(
     model: nn.Module,
@@ -69,12 +70,13 @@ def trades(
 
 
 @register(
-    "train",
-    "alp",
-    part="objective",
-    summary="adversarial training plus the distance between the outputs at x and x'",
-    reference="Kannan, Kurakin and Goodfellow, Adversarial logit pairing, 2018",
-    threats=BALLS,
+    Objective(
+        "alp",
+        summary="adversarial training plus the distance between the outputs at x and x'",
+        reference="Kannan, Kurakin and Goodfellow, Adversarial logit pairing, 2018",
+        threats=BALLS,
+        takes=("attack", "targets", "regularizers", "perturb_weights"),
+    )
 )
 def alp(
     model: nn.Module,
@@ -125,12 +127,13 @@ def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
 
 
 @register(
-    "train",
-    "mart",
-    part="objective",
-    summary="adversarial training with a margin, and a divergence that weighs on misclassified inputs",
-    reference="Wang et al., Improving adversarial robustness requires revisiting misclassified examples, 2020",
-    threats=BALLS,
+    Objective(
+        "mart",
+        summary="adversarial training with a margin, and a divergence that weighs on misclassified inputs",
+        reference="Wang et al., Improving adversarial robustness requires revisiting misclassified examples, 2020",
+        threats=BALLS,
+        takes=("attack", "targets", "regularizers", "perturb_weights"),
+    )
 )
 def mart(
     model: nn.Module,

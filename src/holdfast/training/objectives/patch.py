@@ -11,23 +11,25 @@ from holdfast.bounding import patches as local
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.errors import InputError
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.threats import Patch, Threat
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.certified import margin_metrics
-from holdfast.training.recipe.values import NOT_NEGATIVE, Count
+from holdfast.utils.options import NOT_NEGATIVE, Count
 
 BOXES = 2**13
 """Boxes in memory at a time; beyond that, parts are computed again in the backward pass. The result is the same."""
 
 
 @register(
-    "train",
-    "patch",
-    part="objective",
-    summary="interval bounds for a patch at random places, at all of them, or pooled over neighbouring ones",
-    reference="Chiang et al., Certified defenses for adversarial patches, 2020",
-    threats=("patch",),
+    Objective(
+        "patch",
+        summary="interval bounds for a patch at random places, at all of them, or pooled over neighbouring ones",
+        reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+        threats=("patch",),
+        certificate="patch",
+        ramps=True,
+    )
 )
 def patch(
     model: nn.Module,

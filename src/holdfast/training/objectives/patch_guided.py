@@ -9,23 +9,25 @@ from torch.optim.adam import adam
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.models.zoo.unet import UNet
 from holdfast.random import Noise
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.certified import margin_metrics
 from holdfast.training.objectives.patch import need_patch, place_margins
-from holdfast.training.recipe.values import Count, Positive
+from holdfast.utils.options import Count, Positive
 
 WEIGHT, MEAN, SQUARE, STEPS = "proposal.weight.", "proposal.mean.", "proposal.square.", "proposal.steps"
 """Keys of the state: weights and batch statistics of the second network, moments and steps of its optimiser."""
 
 
 @register(
-    "train",
-    "patch-guided",
-    part="objective",
-    summary="interval bounds for a patch at places that a second network proposes, some for each class",
-    reference="Chiang et al., Certified defenses for adversarial patches, 2020",
-    threats=("patch",),
+    Objective(
+        "patch-guided",
+        summary="interval bounds for a patch at places that a second network proposes, some for each class",
+        reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+        threats=("patch",),
+        certificate="patch",
+        ramps=True,
+    )
 )
 def guided(
     model: nn.Module,

@@ -21,11 +21,11 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.coefficients import dense
 from holdfast.certificates.core.distance import Norm, split
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.threats import Threat
 from holdfast.training.context import Context, Metrics
-from holdfast.training.recipe.values import Count, Epochs, NotNegative, Positive, Unit
 from holdfast.training.step import attacked
+from holdfast.utils.options import Count, Epochs, NotNegative, Positive, Unit
 
 DUAL: dict[Norm, float] = {"linf": 1, "l2": 2, "l1": torch.inf}
 """The q of |U_j|_q, the largest change of <U_j, x'> per unit of the norm."""
@@ -152,12 +152,14 @@ def idle(context: Context, right: Tensor) -> dict[str, Tensor]:
 
 
 @register(
-    "train",
-    "per",
-    part="objective",
-    summary="certified training by the distance to the linear bounds of the margins; no push once it is large enough",
-    reference=_PAPER,
-    threats=BALLS,
+    Objective(
+        "per",
+        summary="certified training by the distance to the linear bounds of the margins; no push once it is "
+        "large enough",
+        reference=_PAPER,
+        threats=BALLS,
+        certificate="fastlin",
+    )
 )
 def per(
     model: nn.Module,
@@ -194,12 +196,14 @@ def per(
 
 
 @register(
-    "train",
-    "per-at",
-    part="objective",
-    summary="per with adversarial examples: their loss, and their distances to the envelope of the clean input",
-    reference=_PAPER,
-    threats=BALLS,
+    Objective(
+        "per-at",
+        summary="per with adversarial examples: their loss, and their distances to the envelope of the clean input",
+        reference=_PAPER,
+        threats=BALLS,
+        takes=("attack",),
+        certificate="fastlin",
+    )
 )
 def per_at(
     model: nn.Module,

@@ -13,7 +13,7 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import affine
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.errors import InputError
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.threats import Sparse
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.certified import margin_metrics
@@ -23,12 +23,14 @@ GAINS = 2**21
 
 
 @register(
-    "train",
-    "sparse",
-    part="objective",
-    summary="interval bounds after the exact bound of the first layer over any k pixels",
-    reference="Chiang et al., Certified defenses for adversarial patches, 2020 (sparse attacks)",
-    threats=("sparse",),
+    Objective(
+        "sparse",
+        summary="interval bounds after the exact bound of the first layer over any k pixels",
+        reference="Chiang et al., Certified defenses for adversarial patches, 2020 (sparse attacks)",
+        threats=("sparse",),
+        certificate="sparse",
+        ramps=True,
+    )
 )
 def sparse(model: nn.Module, x: Tensor, y: Tensor, context: Context) -> tuple[Tensor, Metrics]:
     """Mean of CE(-m, y), m lower bounds of z_y - z_j over all changes of at most k pixels.

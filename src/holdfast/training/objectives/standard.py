@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.curvature import trace_ce
 from holdfast.training.step import Family, Terms, Views, fit, robust_step
@@ -19,11 +19,12 @@ def fit_trace(views: Views, bias: bool) -> Terms:
 
 
 @register(
-    "train",
-    "standard",
-    part="objective",
-    summary="cross-entropy on the inputs as they are",
-    reference="Goodfellow, Bengio and Courville, Deep Learning, 2016, section 6.2",
+    Objective(
+        "standard",
+        summary="cross-entropy on the inputs as they are",
+        reference="Goodfellow, Bengio and Courville, Deep Learning, 2016, section 6.2",
+        takes=("targets", "regularizers", "perturb_weights"),
+    )
 )
 def standard(model: nn.Module, x: Tensor, y: Tensor, context: Context) -> tuple[Tensor, Metrics]:
     """Mean of -log softmax(z(x))_y. A threat in the recipe is used for validation only.

@@ -5,18 +5,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.attacks.pgd import BALLS, steepest
-from holdfast.registry import register
+from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.recipe.values import Count, Positive
+from holdfast.utils.options import Count, Positive
 
 
 @register(
-    "train",
-    "yopo",
-    part="objective",
-    summary="adversarial training with several cheap updates of the perturbation for each full pass",
-    reference="Zhang et al., You only propagate once: accelerating adversarial training via maximal principle, 2019",
-    threats=BALLS,
+    Objective(
+        "yopo",
+        summary="adversarial training with several cheap updates of the perturbation for each full pass",
+        reference="Zhang et al., You only propagate once: accelerating adversarial training via maximal "
+        "principle, 2019",
+        threats=BALLS,
+    )
 )
 def yopo(
     model: nn.Module,

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from holdfast.errors import InputError
+from holdfast.registry import get_objective
 from holdfast.threats import Linf, Threat
-from holdfast.training.objectives import BOUNDED
 from holdfast.training.schedules import with_budget
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ def check_recipe(recipe: "Recipe") -> None:
     if recipe.evaluate.patience is not None and recipe.validation == 0:
         raise InputError("evaluate.patience: needs validation > 0, the inputs that say whether an epoch was better")
     _check_periods(recipe)
-    _check_combination(recipe)
     if recipe.evaluate.select == "robust" and (threat is None or recipe.evaluate.attack_steps == 0):
         raise InputError("evaluate.select: 'robust' needs a threat and evaluate.attack_steps > 0")
     if recipe.evaluate.select == "noisy" and recipe.view is None:
@@ -67,7 +66,7 @@ def _check_periods(recipe: "Recipe") -> None:
         raise InputError("periods: excludes average and evaluate.patience; the ensemble is made of the last weights")
 
 
-def _check_combination(recipe: "Recipe") -> None:
+def check_combination(recipe: "Recipe") -> None:
     """Parts that exclude each other."""
     name, options, trh = recipe.objective.name, recipe.objective.options, recipe.regularizers.get("trh")
     attack = "pgd" if recipe.attack is None else recipe.attack.name
@@ -75,14 +74,14 @@ def _check_combination(recipe: "Recipe") -> None:
         raise InputError(
             f"targets.name: 'geometry' counts the steps of the attack 'pgd', but attack.name is '{attack}'"
         )
-    if name in BOUNDED and "s2o" in recipe.regularizers:
+    if get_objective(name).bounded and "s2o" in recipe.regularizers:
         raise InputError(
             f"regularizers.s2o: looks at the outputs that a loss is taken of, but '{name}' takes the loss of bounds; "
             "it goes with standard, at, trades, alp and mart"
         )
     if trh is None:
         return
-    if name in BOUNDED and trh.get("network", "top") == "top":
+    if get_objective(name).bounded and trh.get("network", "top") == "top":
         raise InputError(
             f"regularizers.trh.network: for 'top' the curvature of the objective must be known, and that of '{name}' "
             "is not; 'full' takes the curvature of the cross-entropy at the inputs"

@@ -17,17 +17,19 @@ from torch import Tensor
 
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
 from holdfast.random import Noise
-from holdfast.registry import Method, get, methods
+from holdfast.registry import Objective, Part, get, get_objective, methods
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
-from holdfast.training import attack as _inner  # noqa: F401
-from holdfast.training import average as _averages  # noqa: F401  (registers them)
-from holdfast.training import perturb_weights as _weights  # noqa: F401
+from holdfast.training import attack as _attack  # noqa: F401  (each registers the methods of its section)
+from holdfast.training import average as _average  # noqa: F401
+from holdfast.training import objectives as _objectives  # noqa: F401
+from holdfast.training import perturb_weights as _perturb_weights  # noqa: F401
 from holdfast.training import regularizers as _regularizers  # noqa: F401
 from holdfast.training import targets as _targets  # noqa: F401
-from holdfast.training.objectives import CERTIFIES, PARTS, RAMPS, TAKES, VIEWS
-from holdfast.training.recipe.contradictions import check_recipe
-from holdfast.training.recipe.values import (
+from holdfast.training.recipe.contradictions import check_combination, check_recipe
+from holdfast.training.schedules import BUDGETS, LEARNING_RATES, Schedule
+from holdfast.utils.limits import check_values, read_text, without_recursion
+from holdfast.utils.options import (
     AT_LEAST_ONE,
     FRACTION,
     NOT_NEGATIVE,
@@ -38,8 +40,6 @@ from holdfast.training.recipe.values import (
     build,
     fill_options,
 )
-from holdfast.training.schedules import BUDGETS, LEARNING_RATES, Schedule
-from holdfast.utils.limits import check_values, read_text, without_recursion
 from holdfast.utils.toml import write_toml
 
 
@@ -170,13 +170,13 @@ class Recipe:
     @property
     def view(self) -> Callable[[Tensor, Noise], Tensor] | None:
         """What a smoothed classifier sees of x, for an objective that trains one."""
-        view = VIEWS.get(self.objective.name)
+        view = get_objective(self.objective.name).view
         return None if view is None else partial(view, **self.objective.options)
 
     @property
     def ramps(self) -> bool:
         """Whether the objective follows the rise of the budget by itself, as patches and pixels are not scaled."""
-        return self.objective.name in RAMPS
+        return get_objective(self.objective.name).ramps
 
     @property
     def single_step(self) -> bool:
@@ -285,6 +285,8 @@ def _table(source: Source) -> dict[str, Any]:
     return {"name": path.stem, **table}
 
 
+# Sections that an objective may be composed of.
+SECTIONS = ("attack", "targets", "regularizers", "perturb_weights")
 _CHOICES = [f.name for f in fields(Recipe) if f.type in (Choice, Choice | None)]
 
 
@@ -311,8 +313,9 @@ def _without_unused(merged: dict[str, Any], table: Mapping[str, Any], new: Mappi
     old, now = (t.get("objective") for t in (table, merged))
     if not isinstance(old, Mapping) or not isinstance(now, Mapping) or old.get("name") == now.get("name"):
         return merged
-    takes = TAKES.get(str(now.get("name")), ())
-    return {key: part for key, part in merged.items() if key in takes or key in new or key not in PARTS}
+    takes = {method.name: method.takes for method in methods("train") if isinstance(method, Objective)}
+    kept = takes.get(str(now.get("name")), ())
+    return {key: part for key, part in merged.items() if key in kept or key in new or key not in SECTIONS}
 
 
 def _merged_tables(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,10 +337,12 @@ def _put(part: dict[str, Any], dotted: str, value: Any) -> None:
 def _resolved(recipe: Recipe) -> Recipe:
     """The recipe with the defaults of its objective and schedules filled in, after the checks that span keys."""
     check_recipe(recipe)
+    objective = _filled_objective(recipe)
+    check_combination(recipe)
     return replace(
         recipe,
         threat=None if recipe.threat is None else str(recipe.adversary),
-        objective=_filled_objective(recipe),
+        objective=objective,
         **_filled_parts(recipe),
         learning_rate=_filled_schedule(recipe.learning_rate, LEARNING_RATES, "learning_rate", recipe.epochs),
         budget=_filled_schedule(recipe.budget, BUDGETS, "budget", recipe.epochs),
@@ -347,7 +352,7 @@ def _resolved(recipe: Recipe) -> Recipe:
 
 def _certificate(recipe: Recipe) -> str:
     """The certificate of the validation, which must fit the threat; "none" if there is none."""
-    name = recipe.evaluate.certify or CERTIFIES.get(recipe.objective.name, "none")
+    name = recipe.evaluate.certify or get_objective(recipe.objective.name).certificate or "none"
     if name != "none":
         if recipe.adversary is None:
             raise InputError(f"evaluate.certify: '{name}' needs a threat, such as threat = 'linf:0.1'")
@@ -372,8 +377,8 @@ def _filled_objective(recipe: Recipe) -> Choice:
 
 def _filled_parts(recipe: Recipe) -> dict[str, Any]:
     """The parts that the objective is composed of, each known, fit for the threat, and with its options filled in."""
-    takes, objective = TAKES.get(recipe.objective.name, ()), recipe.objective.name
-    for part in PARTS:
+    takes, objective = get_objective(recipe.objective.name).takes, recipe.objective.name
+    for part in SECTIONS:
         if getattr(recipe, part) and part not in takes:
             raise InputError(
                 f"{part}: the objective '{objective}' has no such part; it takes: {', '.join(takes) or 'none'}"
@@ -407,14 +412,14 @@ def _filled(recipe: Recipe, part: str, name: str, options: Mapping[str, Any], wh
     return Choice(name, fill_options(method.function, options, where))
 
 
-def _method(part: str, name: str, where: str) -> Method:
+def _method(part: str, name: str, where: str) -> Part:
     """The training method of that name, which must be for this part of a recipe."""
     known = [method.name for method in methods("train") if method.part == part]
     try:
         method = get("train", name)
     except InputError:
         raise InputError(f"{where}: unknown name '{name}'. " + did_you_mean(name, known)) from None
-    if method.part and method.part != part:
+    if method.part != part:
         place = f"[regularizers.{name}]" if method.part == "regularizers" else f"[{method.part}]"
         raise InputError(f"{where}: '{name}' does not fit here, it goes into {place}. " + did_you_mean(name, known))
     return method

@@ -8,10 +8,10 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.bounding.linear.slopes import pre_activations
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.context import Metrics
-from holdfast.training.recipe.values import NotNegative, Positive
 from holdfast.training.step import Taken
+from holdfast.utils.options import NotNegative, Positive
 
 _TINY = 1e-12
 
@@ -37,12 +37,14 @@ def relu_stability_loss(r: Relaxation) -> Tensor:
 
 
 @register(
-    "train",
-    "relu-stability",
-    part="regularizers",
-    summary="fewer unstable ReLUs over the threat set, so that exact verification is fast",
-    reference="Xiao et al., Training for faster adversarial robustness verification via inducing ReLU stability, 2019",
-    threats=BALLS,
+    Part(
+        "relu-stability",
+        part="regularizers",
+        summary="fewer unstable ReLUs over the threat set, so that exact verification is fast",
+        reference="Xiao et al., Training for faster adversarial robustness verification via inducing ReLU "
+        "stability, 2019",
+        threats=BALLS,
+    )
 )
 def relu_stability(taken: Taken, *, weight: NotNegative = 1e-4) -> tuple[Tensor, Metrics]:
     """weight * mean over the batch of the sum over the ReLUs of -tanh(1 + u l), with l and u by intervals.
@@ -60,12 +62,13 @@ def relu_stability(taken: Taken, *, weight: NotNegative = 1e-4) -> tuple[Tensor,
 
 
 @register(
-    "train",
-    "ibp-warmup",
-    part="regularizers",
-    summary="while the budget rises: keeps interval bounds narrow and active and dead ReLUs in balance",
-    reference="Shi et al., Fast certified robust training with short warmup, 2021",
-    threats=BALLS,
+    Part(
+        "ibp-warmup",
+        part="regularizers",
+        summary="while the budget rises: keeps interval bounds narrow and active and dead ReLUs in balance",
+        reference="Shi et al., Fast certified robust training with short warmup, 2021",
+        threats=BALLS,
+    )
 )
 def ibp_warmup(taken: Taken, *, weight: NotNegative = 0.5, tolerance: Positive = 0.5) -> tuple[Tensor, Metrics]:
     """weight * (1 - ramp) * (tightness + balance), which is gone once the budget is full.
@@ -111,11 +114,12 @@ def _ratio(a: Tensor, b: Tensor) -> Tensor:
 
 
 @register(
-    "train",
-    "l1-weights",
-    part="regularizers",
-    summary="sum of the absolute weights, which keeps interval bounds narrow",
-    reference="Müller et al., Certified training: small boxes are all you need, 2023",
+    Part(
+        "l1-weights",
+        part="regularizers",
+        summary="sum of the absolute weights, which keeps interval bounds narrow",
+        reference="Müller et al., Certified training: small boxes are all you need, 2023",
+    )
 )
 def l1_weights(taken: Taken, *, weight: NotNegative = 1e-6) -> tuple[Tensor, Metrics]:
     """weight * sum of |w| over the weights of all linear and convolutional layers, biases left out.

@@ -5,19 +5,20 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from holdfast.bounding.core.region import BALLS
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.context import Metrics
-from holdfast.training.recipe.values import NotNegative
 from holdfast.training.step import Taken
+from holdfast.utils.options import NotNegative
 
 
 @register(
-    "train",
-    "grad-align",
-    part="regularizers",
-    summary="1 - cosine between the input gradients at x and at a random point of the threat set",
-    reference="Andriushchenko and Flammarion, Understanding and improving fast adversarial training, 2020",
-    threats=BALLS,
+    Part(
+        "grad-align",
+        part="regularizers",
+        summary="1 - cosine between the input gradients at x and at a random point of the threat set",
+        reference="Andriushchenko and Flammarion, Understanding and improving fast adversarial training, 2020",
+        threats=BALLS,
+    )
 )
 def gradient_alignment(taken: Taken, *, weight: NotNegative = 0.2) -> tuple[Tensor, Metrics]:
     """weight * mean of 1 - cos(gradient at x, gradient at x + u), u random in the set; differentiated twice.

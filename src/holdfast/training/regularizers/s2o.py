@@ -5,10 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.context import Metrics
-from holdfast.training.recipe.values import Unit
 from holdfast.training.step import Taken
+from holdfast.utils.options import Unit
 
 _SELF = 0.2  # share of the target that stays on the label
 
@@ -43,11 +43,12 @@ def _frobenius(logits: Tensor) -> Tensor:
 
 
 @register(
-    "train",
-    "s2o",
-    part="regularizers",
-    summary="decorrelates the outputs: soft targets from their correlation, or its Frobenius norm",
-    reference="Jin et al., Enhancing adversarial training with second-order statistics of weights, 2022",
+    Part(
+        "s2o",
+        part="regularizers",
+        summary="decorrelates the outputs: soft targets from their correlation, or its Frobenius norm",
+        reference="Jin et al., Enhancing adversarial training with second-order statistics of weights, 2022",
+    )
 )
 def s2o(
     taken: Taken, *, weight: Unit = 0.1, form: Literal["soft-target", "frobenius"] = "soft-target"

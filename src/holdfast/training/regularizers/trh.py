@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import InputError
-from holdfast.registry import register
+from holdfast.registry import Part, register
 from holdfast.training.context import Metrics, in_mode
 from holdfast.training.curvature import trace_hutchinson, trace_relu
 from holdfast.training.outputs import forward
-from holdfast.training.recipe.values import Count, NotNegative
 from holdfast.training.step import Taken, Terms, mean_loss
+from holdfast.utils.options import Count, NotNegative
 
 # Steps of the schedule "multistep": the share of the run before which a factor holds.
 _MULTISTEP = ((0.1, 0.01), (0.5, 0.1))
@@ -32,11 +32,12 @@ def ramp(schedule: str, progress: float) -> float:
 
 
 @register(
-    "train",
-    "trh",
-    part="regularizers",
-    summary="trace of the Hessian, top layer in closed form or the whole network",
-    reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
+    Part(
+        "trh",
+        part="regularizers",
+        summary="trace of the Hessian, top layer in closed form or the whole network",
+        reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
+    )
 )
 def trh(
     taken: Taken,
