@@ -39,7 +39,7 @@ from holdfast.data import Dataset, Split, load_data, split_validation
 from holdfast.errors import InputError, StorageError, did_you_mean
 from holdfast.models import load_model, make_model, save_model
 from holdfast.training import Interrupted
-from holdfast.training.folder import write_text
+from holdfast.utils.files import write_text
 from holdfast.utils.hashes import hash_model, hash_tensors
 
 watermark_app = typer.Typer(help="Watermarks in the weights, with a certificate.", no_args_is_help=True)

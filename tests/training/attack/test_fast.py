@@ -9,9 +9,12 @@ from torch.nn.functional import cross_entropy
 
 from contexts import make_context
 from holdfast import L1, L2, Linf
+from holdfast.registry import Objective, get, methods
 from holdfast.training import load_recipe, loop, train
 from holdfast.training.collapse import CollapseWarning, collapsed, warn_of_collapse
-from holdfast.training.objectives import free, standard, yopo
+from holdfast.training.objectives.free import free
+from holdfast.training.objectives.standard import standard
+from holdfast.training.objectives.yopo import yopo
 
 THREATS = {"linf": Linf(0.1), "l2": L2(0.2), "l1": L1(0.3)}
 
@@ -230,19 +233,19 @@ def test_a_run_that_collapses_says_so_once_and_keeps_the_column(toy_recipe, make
     assert [row["validation_single"] for row in result.history] == [single for single, _ in LOG]
 
 
-SINGLE = ["fgsm", "fgsm-rs", "n-fgsm", "atta", "atas"]
+SINGLE = [method for method in methods("train") if method.single_step]
 
 
-@pytest.mark.parametrize("name", [*SINGLE, "free", "yopo", "pgd"])
-def test_which_runs_are_watched(toy_recipe, make_toy_model, toy_data, name):
-    parts = {"objective": {"name": "at"}, "attack": {"name": name}}
-    if name in ("free", "yopo"):
-        parts = {"objective": {"name": name}, "attack": None}
+@pytest.mark.parametrize("method", [*SINGLE, get("train", "pgd")], ids=lambda method: method.name)
+def test_which_runs_are_watched(toy_recipe, make_toy_model, toy_data, method):
+    parts = {"objective": {"name": "at"}, "attack": {"name": method.name}}
+    if isinstance(method, Objective):
+        parts = {"objective": {"name": method.name}, "attack": None}
     recipe = {**toy_recipe, **parts, "epochs": 1}
-    assert load_recipe(recipe).single_step == (name != "pgd")
+    assert load_recipe(recipe).single_step == method.single_step
     (row,) = train(recipe, make_toy_model(), toy_data).history
-    assert ("collapsed" in row) == ("validation_single" in row) == (name != "pgd")
-    if name != "pgd":
+    assert ("collapsed" in row) == ("validation_single" in row) == method.single_step
+    if method.single_step:
         assert row["collapsed"] == 0.0
         assert row["validation_robust"] <= row["validation_clean"]
         assert row["validation_single"] <= row["validation_clean"]

@@ -16,16 +16,10 @@ from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.layers import MinMax
 from holdfast.models.zoo.centroid import Centroid, CentroidNet, with_rejection
 from holdfast.threats import L2
-from holdfast.training import objectives
 from holdfast.training.objectives.centroid import centroid, margins
-from holdfast.training.recipe.recipe import load_recipe
+from holdfast.training.recipe.sources import load_recipe
 
 RECIPE = "mnist-mini-centroid"
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch):
-    monkeypatch.setitem(objectives.CERTIFIES, "centroid", "centroid")
 
 
 def network(per_class=2, dtype=torch.float64):
@@ -134,9 +128,9 @@ def test_any_batch_size_and_features_on_a_centroid(count, eta):
 
 def test_other_models_are_refused():
     x, y = batch()
-    with pytest.raises(UnsupportedError, match=r"trains a holdfast\.models\.centroid\.CentroidNet, got Linear"):
+    with pytest.raises(UnsupportedError, match=r"trains a holdfast\.models\.CentroidNet, got Linear"):
         centroid(nn.Linear(5, 3).double(), x, y, make_context(9, L2(0.1)))
-    with pytest.raises(InputError, match=r"objective 'centroid'.*needs a holdfast\.models\.centroid\.CentroidNet"):
+    with pytest.raises(InputError, match=r"objective 'centroid'.*needs a holdfast\.models\.CentroidNet"):
         hf.train(RECIPE, hf.make_model("2c2f-minmax"), load_data("mnist-mini"), progress=False, epochs=1)
 
 

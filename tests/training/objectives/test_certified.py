@@ -20,29 +20,26 @@ from holdfast.bounding.graph.trace import trace, trace_batch
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.errors import HoldfastError, InputError
 from holdfast.random import Noise
-from holdfast.registry import get
+from holdfast.registry import Objective, get, methods
 from holdfast.training import folder as files
 from holdfast.training.context import Parts
 from holdfast.training.initial_weights import ibp_weights
-from holdfast.training.objectives import BOUNDED
-from holdfast.training.objectives.certified import (
-    certified_loss,
-    crown_ibp,
-    ibp,
-    interval_bound,
-    linear_bound,
-    mixed,
-    slope_rule,
-    slope_step,
-)
-from holdfast.training.objectives.expressive import mtl_ibp, sabr
+from holdfast.training.objectives.core.certified import certified_loss, interval_bound, linear_bound, mixed
+from holdfast.training.objectives.crown_ibp import crown_ibp, slope_rule
+from holdfast.training.objectives.ibp import ibp
+from holdfast.training.objectives.mtl_ibp import mtl_ibp
+from holdfast.training.objectives.sabr import sabr
+from holdfast.training.objectives.slope_step import slope_step
 from holdfast.training.objectives.standard import standard
-from holdfast.training.recipe.recipe import load_recipe
-from holdfast.training.regularizers import l1_weights, trh
-from holdfast.training.regularizers.bounded import ibp_warmup
-from holdfast.training.regularizers.grad_align import gradient_alignment
+from holdfast.training.recipe.sources import load_recipe
+from holdfast.training.regularizers.grad_align import grad_align
+from holdfast.training.regularizers.ibp_warmup import ibp_warmup
+from holdfast.training.regularizers.l1_weights import l1_weights
+from holdfast.training.regularizers.trh import trh
 from holdfast.training.schedules import linear_rise, smooth_rise
 from holdfast.training.step import Taken
+
+BOUNDED = [method.name for method in methods("train") if isinstance(method, Objective) and method.bounded]
 
 
 def net(seed: int = 0, inputs: int = 6, classes: int = 3, dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -476,7 +473,7 @@ def test_regularizers_of_bounds_also_serve_adversarial_training(name: str) -> No
 @pytest.mark.parametrize(
     "term",
     [
-        partial(gradient_alignment, weight=0.7),
+        partial(grad_align, weight=0.7),
         partial(trh, weight=0.3, network="full"),
         partial(trh, weight=0.3, network="full", estimator="hutchinson"),
         partial(l1_weights, weight=0.1),

@@ -11,10 +11,14 @@ import holdfast as hf
 from contexts import make_context
 from holdfast.random import Noise
 from holdfast.training import load_recipe, train
-from holdfast.training.attack import pgd
+from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Parts
 from holdfast.training.objectives.ablation import ablated_view, ablation
-from holdfast.training.objectives.noisy import SoftVote, consistency, draw, gaussian, macer, noisy_view, smoothadv
+from holdfast.training.objectives.consistency import consistency
+from holdfast.training.objectives.core.smoothed import draw, noisy_view
+from holdfast.training.objectives.gaussian import gaussian
+from holdfast.training.objectives.macer import macer
+from holdfast.training.objectives.smoothadv import SoftVote, smoothadv
 
 
 def net(seed=0, inputs=12, classes=4):

@@ -6,10 +6,10 @@ from torch import nn
 
 from contexts import make_context
 from holdfast import InputError, Linf, methods
-from holdfast.training.attack import pgd
+from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Parts, in_mode
-from holdfast.training.objectives import standard
-from holdfast.training.objectives.at import adversarial
+from holdfast.training.objectives.at import at
+from holdfast.training.objectives.standard import standard
 
 
 def pgd_context(count, threat, **options):
@@ -43,7 +43,7 @@ def test_standard_is_the_cross_entropy(linear):
 @pytest.mark.parametrize("random_start", [True, False])
 def test_at_reaches_the_exact_worst_case_of_a_linear_model(linear, random_start):
     x, y = 0.3 + 0.4 * torch.rand(6, 3), torch.tensor([0, 1, 1, 0, 1, 0])
-    loss, _ = adversarial(linear, x, y, pgd_context(6, Linf(0.1), steps=5, random_start=random_start))
+    loss, _ = at(linear, x, y, pgd_context(6, Linf(0.1), steps=5, random_start=random_start))
     # Every value moves by 0.1 against the margin: it falls by 0.1 * |w|_1.
     margin = (x @ torch.tensor([2.0, -1.0, 0.5])) * (2 * y - 1) - 0.1 * 3.5
     assert loss.item() == pytest.approx(torch.log1p(torch.exp(-margin)).mean().item(), rel=1e-5)
@@ -55,7 +55,7 @@ def test_at_reaches_the_exact_worst_case_of_a_linear_model(linear, random_start)
 def test_at_step_size_limits_the_reach(linear):
     x, y = torch.full((2, 3), 0.5), torch.tensor([0, 1])
     losses = [
-        adversarial(linear, x, y, pgd_context(2, Linf(0.1), steps=2, step_size=size, random_start=False))[0].item()
+        at(linear, x, y, pgd_context(2, Linf(0.1), steps=2, step_size=size, random_start=False))[0].item()
         for size in (0.01, 0.05)
     ]
     assert losses[0] < losses[1]
@@ -67,7 +67,7 @@ def test_at_mode_of_the_attack():
     updates = {}
     for mode in ("eval", "train"):
         before = int(model[1].num_batches_tracked)
-        adversarial(model, x, y, pgd_context(8, Linf(0.1), steps=3, mode=mode))
+        at(model, x, y, pgd_context(8, Linf(0.1), steps=3, mode=mode))
         updates[mode] = int(model[1].num_batches_tracked) - before
         assert model.training
         assert model[1].training
@@ -77,7 +77,7 @@ def test_at_mode_of_the_attack():
 def test_at_needs_a_threat(linear):
     x, y = torch.rand(2, 3), torch.tensor([0, 1])
     with pytest.raises(InputError, match="threat: missing"):
-        adversarial(linear, x, y, make_context(2))
+        at(linear, x, y, make_context(2))
 
 
 def test_modes_are_restored_one_by_one():

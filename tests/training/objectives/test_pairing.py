@@ -12,12 +12,14 @@ from torch.nn.functional import cross_entropy, one_hot
 from contexts import make_context
 from holdfast import L2, Linf
 from holdfast.training import train
-from holdfast.training.attack import pgd
+from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Parts
-from holdfast.training.objectives import alp, mart, standard, trades
-from holdfast.training.objectives.at import adversarial
-from holdfast.training.objectives.pairing import margin_loss
-from holdfast.training.regularizers import trh
+from holdfast.training.objectives.alp import alp
+from holdfast.training.objectives.at import at
+from holdfast.training.objectives.mart import margin_loss, mart
+from holdfast.training.objectives.standard import standard
+from holdfast.training.objectives.trades import trades
+from holdfast.training.regularizers.trh import trh
 from holdfast.training.step import divergence, inner_loss
 from holdfast.training.targets import adaptive
 
@@ -79,7 +81,7 @@ FORMULAS = {
     "alp of logits": (partial(alp, pair="logits"), alp_of_logits_by_hand),
     "mart": (mart, mart_by_hand),
     "mart, clean": (partial(mart, fit_at="clean"), lambda z, z_adv, y, a: mart_by_hand(z, z_adv, y, a, at=z)),
-    "at": (partial(adversarial, divergence_weight=2.5), at_by_hand),
+    "at": (partial(at, divergence_weight=2.5), at_by_hand),
 }
 
 
@@ -190,8 +192,8 @@ def test_mart_is_finite_where_the_wrong_class_is_certain():
 
 EQUALS = [
     (partial(trades, weight=0.0), standard),
-    (partial(alp, weight=0.0), adversarial),
-    (partial(adversarial, divergence_weight=0.0), adversarial),
+    (partial(alp, weight=0.0), at),
+    (partial(at, divergence_weight=0.0), at),
 ]
 
 
@@ -209,8 +211,8 @@ def test_weight_zero_is_the_simpler_objective(problem, objective, simpler):
 @pytest.mark.parametrize(
     ("objective", "clean"),
     [
-        (adversarial, standard),
-        (partial(adversarial, divergence_weight=3.0), standard),
+        (at, standard),
+        (partial(at, divergence_weight=3.0), standard),
         (trades, standard),
         (alp, standard),
         (mart, partial(mart, weight=0.0)),
@@ -255,7 +257,7 @@ def test_trades_attacks_the_divergence_and_not_the_label(problem):
         seen.append(loss)
         return x
 
-    for objective in (trades, alp, mart, adversarial):
+    for objective in (trades, alp, mart, at):
         objective(model, x, y, make_context(x, Linf(0.1), Parts(attack=spy)))
     values = [loss(other, y) for loss in seen]
     assert torch.allclose(values[0], kl(z, other))
@@ -300,7 +302,7 @@ def test_weights_of_examples_apply_to_fit_and_divergence(problem, beta):
     parts = Parts(
         attack=given_points(x_adv).attack, targets=partial(adaptive, beta=beta, rho=0.5, reweight=True, start=0)
     )
-    loss, _ = adversarial(model, x, y, make_context(x, Linf(0.1), parts), divergence_weight=6.0)
+    loss, _ = at(model, x, y, make_context(x, Linf(0.1), parts), divergence_weight=6.0)
     z, z_adv = model(x), model(x_adv)
     w = z_adv.softmax(1)[torch.arange(10), y].detach()
     moving = 0.5 * one_hot(y, 3) + 0.5 * z_adv.softmax(1).detach()

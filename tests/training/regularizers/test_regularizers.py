@@ -1,6 +1,5 @@
 """Terms added to the loss: each against its formula, its oracle, and the run without it."""
 
-import importlib
 from functools import partial
 
 import pytest
@@ -15,17 +14,19 @@ from holdfast import L2, InputError, Linf
 from holdfast.registry import methods
 from holdfast.training import load_recipe, train
 from holdfast.training.context import Parts
-from holdfast.training.curvature import trace_ce
-from holdfast.training.objectives import alp, mart, standard, trades
-from holdfast.training.objectives.at import adversarial
-from holdfast.training.outputs import forward, top_layer
-from holdfast.training.regularizers import s2o, trh
-from holdfast.training.regularizers.grad_align import gradient_alignment
-from holdfast.training.regularizers.s2o import correlation_targets
-from holdfast.training.regularizers.trh import ramp
+from holdfast.training.objectives.alp import alp
+from holdfast.training.objectives.at import at
+from holdfast.training.objectives.mart import mart
+from holdfast.training.objectives.standard import standard
+from holdfast.training.objectives.trades import trades
+from holdfast.training.outputs import Output, forward, top_layer
+from holdfast.training.regularizers.grad_align import grad_align
+from holdfast.training.regularizers.s2o import correlation_targets, s2o
+from holdfast.training.regularizers.trh import ramp, trh
 from holdfast.training.targets import adaptive, self_adaptive, smooth
+from holdfast.training.top_curvature import trace_ce
 
-OBJECTIVES = {"standard": standard, "at": adversarial, "trades": trades, "alp": alp, "mart": mart}
+OBJECTIVES = {"standard": standard, "at": at, "trades": trades, "alp": alp, "mart": mart}
 
 
 def make_model(bias=True, activation=nn.Tanh):
@@ -206,8 +207,9 @@ def test_schedules_of_the_weight(batch):
 
 def test_the_schedule_runs_over_the_whole_run(toy_recipe, make_toy_model, toy_data, monkeypatch):
     seen = []
-    module = importlib.import_module("holdfast.training.regularizers.trh")  # the package names the function so too
-    monkeypatch.setattr(module, "ramp", lambda schedule, p: seen.append((schedule, p)) or 1.0)
+    monkeypatch.setattr(
+        "holdfast.training.regularizers.trh.ramp", lambda schedule, p: seen.append((schedule, p)) or 1.0
+    )
     train(toy_recipe, make_toy_model(), toy_data, regularizers={"trh": {"schedule": "linear"}}, validation=0)
     batches = 4 * 5
     assert [p for _, p in seen] == pytest.approx([(i + 0.5) / batches for i in range(batches)])
@@ -226,7 +228,7 @@ def test_full_network_of_a_single_layer_is_its_top(batch):
         loss, metrics = standard(model, x, y, make_context(x, Linf(0.1), parts))
         found.append((loss.item(), metrics["trh_trace"].item()))
     assert found[0] == pytest.approx(found[1])
-    assert found[0][1] == pytest.approx(trace_ce(x, model(x), bias=True).mean().item())
+    assert found[0][1] == pytest.approx(trace_ce(Output(model(x), x), bias=True).mean().item())
 
 
 def test_hutchinson_estimates_the_exact_trace_at_the_attacked_inputs(batch):
@@ -235,14 +237,14 @@ def test_hutchinson_estimates_the_exact_trace_at_the_attacked_inputs(batch):
     traces = []
     for options in ({"estimator": "exact"}, {"estimator": "hutchinson", "samples": 300}):
         parts = Parts(attack=lambda *_: x_adv, regularizers={"trh": partial(trh, network="full", **options)})
-        traces.append(adversarial(model, x, y, make_context(x, Linf(0.1), parts))[1]["trh_trace"].item())
-    at = {key: p.detach() for key, p in model.named_parameters()}
+        traces.append(at(model, x, y, make_context(x, Linf(0.1), parts))[1]["trh_trace"].item())
+    weights = {key: p.detach() for key, p in model.named_parameters()}
 
     def loss(weights):
         return cross_entropy(torch.func.functional_call(model, weights, (x_adv,)), y)
 
-    blocks = torch.func.jacrev(torch.func.grad(loss))(at)
-    exact = sum(blocks[key][key].reshape(p.numel(), p.numel()).trace().item() for key, p in at.items())
+    blocks = torch.func.jacrev(torch.func.grad(loss))(weights)
+    exact = sum(blocks[key][key].reshape(p.numel(), p.numel()).trace().item() for key, p in weights.items())
     assert traces[0] == pytest.approx(exact)
     assert traces[1] == pytest.approx(exact, rel=0.15)
     assert traces[1] != traces[0]
@@ -299,7 +301,7 @@ class Ends(nn.Module):
             {},
             r"regularizers\.trh: the model Sequential does not end",
         ),
-        (Ends, {"network": "full"}, r"regularizers\.trh\.estimator: the exact trace is for nn\.Sequential"),
+        (Ends, {"network": "full"}, r"regularizers\.trh: the exact trace is for nn\.Sequential"),
     ],
 )
 def test_models_without_a_closed_form_are_refused_by_the_name_of_the_key(toy_recipe, toy_data, model, options, key):
@@ -389,7 +391,7 @@ def test_frobenius_form_of_s2o(batch):
     x, x_adv, y = batch
     model = make_model()
     parts = Parts(attack=lambda *_: x_adv, regularizers={"s2o": partial(s2o, weight=0.3, form="frobenius")})
-    loss, _ = adversarial(model, x, y, make_context(x, Linf(0.1), parts))
+    loss, _ = at(model, x, y, make_context(x, Linf(0.1), parts))
     norms = []
     for point in (x, x_adv):
         z = model(point) - model(point).mean(0)
@@ -405,7 +407,7 @@ def test_gradients_of_a_linear_model_of_two_classes_are_aligned(threat):
     torch.manual_seed(0)
     model = nn.Linear(4, 2).double()
     x, y = torch.rand(6, 4, dtype=torch.float64), torch.arange(6) % 2
-    parts = Parts(regularizers={"grad-align": gradient_alignment})
+    parts = Parts(regularizers={"grad-align": grad_align})
     loss, metrics = standard(model, x, y, make_context(x, threat, parts))
     assert metrics["grad-align_misaligned"].item() == pytest.approx(0, abs=1e-12)
     assert loss.item() == pytest.approx(cross_entropy(model(x), y).item())
@@ -425,7 +427,7 @@ def test_alignment_by_hand_and_its_gradient_by_finite_differences(batch):
     model = make_model()
 
     def penalty():
-        parts = Parts(regularizers={"grad-align": partial(gradient_alignment, weight=0.7)})
+        parts = Parts(regularizers={"grad-align": partial(grad_align, weight=0.7)})
         context = make_context(x, Linf(0.4), parts)
         return standard(model, x, y, context)[0] - standard(model, x, y, make_context(x, Linf(0.1)))[0]
 
@@ -457,12 +459,12 @@ def test_weight_zero_is_the_base_bit_for_bit(toy_recipe, make_toy_model, toy_dat
 def test_several_terms_add_up(batch):
     x, x_adv, y = batch
     model = make_model()
-    terms = {"trh": partial(trh, weight=0.1), "s2o": partial(s2o, weight=0.2), "grad-align": gradient_alignment}
+    terms = {"trh": partial(trh, weight=0.1), "s2o": partial(s2o, weight=0.2), "grad-align": grad_align}
 
     def loss(names):
         regularizers = {name: terms[name] for name in names}
         parts = Parts(attack=lambda *_: x_adv, regularizers=regularizers, top="2")
-        return adversarial(model, x, y, make_context(x, Linf(0.1), parts))[0].item()
+        return at(model, x, y, make_context(x, Linf(0.1), parts))[0].item()
 
     base = loss([])
     assert loss(terms) == pytest.approx(base + sum(loss([name]) - base for name in terms))

@@ -21,7 +21,7 @@ from holdfast.utils.options import Count, Epochs, NotNegative, Unit
         threats=("linf",),
     )
 )
-def instance_adaptive(
+def iat(
     model: nn.Module,
     x: Tensor,
     y: Tensor,

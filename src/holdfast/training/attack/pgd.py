@@ -29,6 +29,7 @@ def gradient_at(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, mode: Mode) 
         summary="inner maximum by projected gradient ascent from a random start",
         reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
         threats=BALLS,
+        default=True,
     )
 )
 def pgd(

@@ -5,9 +5,8 @@ from torch import Tensor, nn
 from holdfast.attacks.pgd import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.curvature import trace_ce, trace_kl
-from holdfast.training.objectives.standard import fit_terms, fit_trace
-from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step
+from holdfast.training.step import Family, Terms, Views, cross_entropy_family, divergence, fit, robust_step
+from holdfast.training.top_curvature import trace_ce, trace_kl
 from holdfast.utils.options import NotNegative
 
 
@@ -17,10 +16,11 @@ from holdfast.utils.options import NotNegative
         summary="adversarial training: cross-entropy at the inputs that the attack finds",
         reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
         threats=BALLS,
+        pairs=lambda divergence_weight, **_: divergence_weight > 0,
         takes=("attack", "targets", "regularizers", "perturb_weights"),
     )
 )
-def adversarial(
+def at(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, divergence_weight: NotNegative = 0.0
 ) -> tuple[Tensor, Metrics]:
     """Mean of max over x' in the threat set of -log softmax(z(x'))_y, the maximum by the attack of the recipe.
@@ -34,7 +34,7 @@ def adversarial(
             gradient goes through both outputs.
     """
     if divergence_weight == 0:
-        return robust_step(model, x, y, context, Family("ce", False, fit_terms, fit_trace))
+        return robust_step(model, x, y, context, cross_entropy_family("ce"))
 
     def terms(views: Views) -> Terms:
         clean, adv = views.pair
@@ -42,7 +42,7 @@ def adversarial(
 
     def trace(views: Views, bias: bool) -> Terms:
         clean, adv = views.pair
-        kl = trace_kl(clean.z, clean.logits, adv.z, adv.logits, stop_gradient=False, bias=bias)
-        return Terms(trace_ce(adv.z, adv.logits, bias=bias), divergence_weight * kl)
+        kl = trace_kl(clean, adv, stop_gradient=False, bias=bias)
+        return Terms(trace_ce(adv, bias=bias), divergence_weight * kl)
 
     return robust_step(model, x, y, context, Family("ce", True, terms, trace))

@@ -12,7 +12,7 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.certificates.bcp import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics, mixed
+from holdfast.training.objectives.core.certified import margin_metrics, mixed
 from holdfast.utils.options import Count, Unit
 
 

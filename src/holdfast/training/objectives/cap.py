@@ -13,7 +13,7 @@ from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.random import Noise
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import Bound, certified_step, mixed
+from holdfast.training.objectives.core.certified import Bound, certified_step, mixed
 from holdfast.utils.options import Count, Unit
 
 

@@ -23,8 +23,8 @@ from holdfast.errors import UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
-from holdfast.training.objectives.gloro import estimated
+from holdfast.training.objectives.core.certified import margin_metrics
+from holdfast.training.objectives.core.lipschitz import estimated
 from holdfast.utils.options import Count, Positive, Unit
 
 

@@ -16,6 +16,7 @@ from holdfast.utils.options import Count, Positive
         summary="adversarial training at the cost of plain training: each batch is replayed, gradients serve twice",
         reference="Shafahi et al., Adversarial training for free!, 2019",
         threats=BALLS,
+        single_step=True,
     )
 )
 def free(

@@ -14,7 +14,7 @@ from holdfast.errors import InputError
 from holdfast.registry import Objective, register
 from holdfast.threats import Patch, Threat
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
+from holdfast.training.objectives.core.certified import margin_metrics
 from holdfast.utils.options import NOT_NEGATIVE, Count
 
 BOXES = 2**13

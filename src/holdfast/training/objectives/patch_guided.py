@@ -11,7 +11,7 @@ from holdfast.models.zoo.unet import UNet
 from holdfast.random import Noise
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
+from holdfast.training.objectives.core.certified import margin_metrics
 from holdfast.training.objectives.patch import need_patch, place_margins
 from holdfast.utils.options import Count, Positive
 
@@ -29,7 +29,7 @@ WEIGHT, MEAN, SQUARE, STEPS = "proposal.weight.", "proposal.mean.", "proposal.sq
         ramps=True,
     )
 )
-def guided(
+def patch_guided(
     model: nn.Module,
     x: Tensor,
     y: Tensor,

@@ -16,7 +16,7 @@ from holdfast.errors import InputError
 from holdfast.registry import Objective, register
 from holdfast.threats import Sparse
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
+from holdfast.training.objectives.core.certified import margin_metrics
 
 GAINS = 2**21
 """Gains in memory at a time: one for each input, neuron and pixel."""

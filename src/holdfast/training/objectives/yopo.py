@@ -17,6 +17,7 @@ from holdfast.utils.options import Count, Positive
         reference="Zhang et al., You only propagate once: accelerating adversarial training via maximal "
         "principle, 2019",
         threats=BALLS,
+        single_step=True,
     )
 )
 def yopo(

@@ -20,7 +20,7 @@ from holdfast.utils.options import NotNegative
         threats=BALLS,
     )
 )
-def gradient_alignment(taken: Taken, *, weight: NotNegative = 0.2) -> tuple[Tensor, Metrics]:
+def grad_align(taken: Taken, *, weight: NotNegative = 0.2) -> tuple[Tensor, Metrics]:
     """weight * mean of 1 - cos(gradient at x, gradient at x + u), u random in the set; differentiated twice.
 
     Args:
