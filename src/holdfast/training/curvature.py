@@ -26,7 +26,7 @@ class ReluLayer:
     """One linear layer of a ReLU network: its Hessian has the diagonal entries variance_d inputs_j^2, and variance_d.
 
     Attributes:
-        name: of the layer in the model.
+        name: name of the layer in the model.
         weight: (out, in).
         bias: has it a bias?
         inputs: (B, in), what the layer sees.
@@ -194,7 +194,7 @@ def _sequence(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if not (flat or before or type(module) in (nn.Linear, nn.ReLU)):
             raise UnsupportedError(
                 "the exact trace is for nn.Sequential of Flatten, Linear and ReLU, after Normalize or not; "
-                f"'{name or 'the model'}' is {module}. Use trace_hutchinson, or the trace of the top layer alone."
+                f"'{name or 'the model'}' is {module}. Use trace_hutchinson, or the trace of the top layer only."
             )
         if isinstance(module, nn.Linear):
             if id(module.weight) in linear:

@@ -49,7 +49,7 @@ def train(
     progress: bool = True,
     **overrides: Any,
 ) -> TrainResult:
-    """Trains a model by a recipe and returns the best epoch on held-out data.
+    """Train a model by a recipe and returns the best epoch on held-out data.
 
     The same recipe, seed and machine give the same weights, also when the run was interrupted and resumed. Under
     `torchrun` every process takes its share of each batch; only rank 0 writes files.
@@ -138,7 +138,7 @@ def train(
 
 
 def shuffled(task: Task, epoch: int) -> list[Tensor]:
-    """The global batches of an epoch, as indices: an order that follows from the seed and the epoch alone.
+    """The global batches of an epoch, as indices: an order that only the seed and the epoch decide.
 
     With additional data, which follow the others in the training split, each batch holds its share of both, and an
     epoch is a pass over the additional data. Batches that the objective replays come as often.
@@ -200,7 +200,7 @@ def budget_factor(recipe: Recipe, t: float) -> float:
 
 
 def update_average(run: RunState, recipe: Recipe, when: Literal["step", "epoch"]) -> bool:
-    """Adds the weights to an average that is due `when` a step or an epoch ends; says whether it did."""
+    """Add the weights to an average that is due `when` a step or an epoch ends; says whether it did."""
     if run.average is None or run.epoch < recipe.average.start_epoch:
         return False
     if get("train", recipe.average.name).every != when:
@@ -216,7 +216,7 @@ def inputs(task: Task, batches: list[Tensor]) -> Iterator[Tensor]:
 
 
 def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None:
-    """Validates, notes the best epoch (the later one of equals), and closes the epoch with its row of the history."""
+    """Validate, notes the best epoch (the later one of equals), and closes the epoch with its row of the history."""
     recipe, count = task.recipe, run.examples
     t = run.epoch + (batches - 0.5) / batches
     figures = {key: total / count for key, total in run.totals.items()}

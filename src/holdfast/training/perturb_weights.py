@@ -65,7 +65,7 @@ def awp(
         "awp-top",
         part="perturb_weights",
         check_model=lambda model, x, **_: top_layer(model, x),
-        summary="as awp, for the linear top layer alone",
+        summary="as awp, for the linear top layer only",
         reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
     )
 )

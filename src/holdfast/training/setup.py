@@ -74,7 +74,7 @@ def run_folder(recipe: Source, out: str | Path | None, *, resume: bool, force: b
 
 
 def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None, folder: Path | None) -> Task:
-    """Loads the data, builds the model, and checks that they fit each other and the recipe."""
+    """Load the data, builds the model, and checks that they fit each other and the recipe."""
     dataset = data if isinstance(data, Dataset) else _load(data or recipe.data)
     split, validation = dataset.train, None
     if recipe.validation > 0:
@@ -209,10 +209,7 @@ def _check_fit(model: nn.Module, split: Split, dataset: Dataset) -> None:
 
 
 def _check_bounds(recipe: Recipe, model: nn.Module, split: Split) -> None:
-    """A layer that the bound of the objective, or that of the validation, cannot handle is found here.
-
-    Else it would be found at the first step, or after an epoch.
-    """
+    """Find a layer that a bound of the objective or of the validation cannot handle before the first step."""
     objective, threat = recipe.objective.name, recipe.adversary
     if threat is None:
         return
@@ -228,7 +225,7 @@ def _check_bounds(recipe: Recipe, model: nn.Module, split: Split) -> None:
 
 
 def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: bool) -> None:
-    """Starts the folder of a new run, or brings `run` to where the saved one stopped."""
+    """Start the folder of a new run, or brings `run` to where the saved one stopped."""
     if resume:
         _check_same(load_recipe(folder), task.recipe)
         with _reading(folder / files.LAST):
@@ -263,7 +260,7 @@ def _check_same(before: Recipe, now: Recipe) -> None:
         if key not in _FREE and old.get(key) != new.get(key):
             raise InputError(
                 f"{key}: the run has {old.get(key)!r}, the recipe now says {new.get(key)!r}. A resumed run may change "
-                "'epochs' alone; start another run for anything else."
+                "only 'epochs'; start another run for anything else."
             )
 
 

@@ -33,7 +33,7 @@ class Target:
 
     Attributes:
         value: labels (B,) or distributions (B, K).
-        weight: of each example, (B,), or None for equal weights.
+        weight: weight of each example, (B,), or None for equal weights.
         weigh_all: the weights apply to the whole loss, not only to the part that fits the targets.
     """
 
@@ -166,7 +166,7 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
     Args:
         model: from (B, ...) to logits (B, K).
         x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with the parts of the recipe.
+        context: this step, with the parts of the recipe.
         family: what the objective is made of.
     """
     parts = context.parts
@@ -222,7 +222,7 @@ def mean_loss(terms: Terms, target: Target | None) -> Tensor:
 
 @torch.no_grad()
 def _record(terms: Terms, context: Context) -> None:
-    """Adds the loss of each example to its total, which its difficulty is measured by (`analyze.difficulty`)."""
+    """Add the loss of each example to its total; `holdfast.analyze.difficulty` measures difficulty by it."""
     state, loss = context.state, terms.fit
     if "loss_sum" not in state:
         state["loss_sum"], state["loss_count"] = loss.new_zeros(context.count), loss.new_zeros(context.count)

@@ -92,7 +92,7 @@ def adaptive(
 
     Args:
         rho: memory of t, which starts at the label.
-        beta: 1 for the labels, 0 for t alone.
+        beta: 1 for only the labels, 0 for only t.
         reweight: weigh each example by the probability of its label at x'.
         start: epoch from which targets and weights are used.
     """

@@ -1,9 +1,3 @@
 """How a run finds its adversarial examples: one file per method. Importing this package registers them all."""
 
-from holdfast.training.attack import (  # noqa: F401
-    atas,
-    atta,
-    fgsm,
-    iat,
-    pgd,
-)
+from holdfast.training.attack import atas, atta, fgsm, iat, pgd  # noqa: F401

@@ -45,18 +45,18 @@ def atas(
 ) -> Tensor:
     """As `atta`, with the step alpha / (c + sqrt(v_i)), where v_i <- beta v_i + (1 - beta) |gradient|_2^2.
 
-    The gradient is that of the mean loss of the batch, as in the authors' release, so c belongs to a batch size. Where
+    The gradient is taken of the mean loss of the batch, as in the authors' release, so c belongs to a batch size. Where
     the gradient vanishes the step is alpha / c, which they set to twice the budget. The formula in print has
     alpha / sqrt(v_i + c), which does not agree with that; it is `form = "sqrt(v+c)"`.
 
     Args:
         step: alpha / c, in units of the budget: the step where the gradient vanishes (16/255 at 8/255).
-        c: of the formula.
+        c: constant of the formula.
         beta: memory of the squared norm of the gradient.
         smallest, largest: limits of the step, in units of the budget (4/255 and 14/255 in the release).
         warmup: epochs at the start with a step of one budget (5 in the release).
         reset_every: epochs after which all perturbations are drawn anew; 0 for never (10 in the release).
-        mode: of the model while it is attacked.
+        mode: mode of the model while it is attacked.
     """
     state = context.state
     if _GRADIENTS not in state:

@@ -55,7 +55,7 @@ def cached_step(
         model, x, y, loss, context: as for any attack.
         size: the length of the step, from the gradients (B, ...).
         reset_every: epochs after which all perturbations are drawn anew; 0 for never.
-        mode: of the model while it is attacked.
+        mode: mode of the model while it is attacked.
     """
     threat = context.threat
     frame, start = _read(x, context, reset_every)
@@ -91,7 +91,7 @@ def atta(
     Args:
         step: in units of the budget; 4/255 at 8/255.
         reset_every: epochs after which all perturbations are drawn anew; 0 for never.
-        mode: of the model while it is attacked.
+        mode: mode of the model while it is attacked.
     """
     size = step * context.threat.budget
     return cached_step(model, x, y, loss, context, lambda gradient: size, reset_every=reset_every, mode=mode)

@@ -41,11 +41,11 @@ def iat(
     without a perturbation are trained as they are.
 
     Args:
-        steps: of each PGD, whose step is 2.5 eps_i / steps.
+        steps: steps of each PGD, of length 2.5 eps_i / steps.
         gamma: change of a budget, in units of the threat's (1.9/255 at 8/255); 0 is plain adversarial training.
         beta: how fast eps_i follows.
         warmup: epochs of plain adversarial training at the threat's budget.
-        mode: of the model while it is attacked.
+        mode: mode of the model while it is attacked.
     """
     state, threat = context.state, context.threat
     if "eps" not in state:

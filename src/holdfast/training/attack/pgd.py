@@ -50,12 +50,12 @@ def pgd(
         model: from (B, ...) to logits (B, K).
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         loss: (logits, y) -> (B,), to maximise.
-        context: of this step.
+        context: this step.
         steps: gradient steps.
         step_size: in the threat's own unit; 2.5 * budget / steps of the scheduled budget if none is given.
         random_start: start at a random point of the set; else at x with a little Gaussian noise, since the gradient of
             a loss that compares with the output at x vanishes at x itself.
-        mode: of the model while it is attacked. In "train" batch norm uses the statistics of the attacked batch and
+        mode: of the model during the attack. In "train" batch norm uses the statistics of the attacked batch and
             updates its running ones at every step of the attack, as the first public code did.
     """
     threat, noise = context.threat, context.noise

@@ -1,4 +1,4 @@
-"""Adversarial logit pairing: the outputs at the adversarial and at the clean input are pulled together."""
+"""Adversarial logit pairing: a penalty on the distance between the outputs at x and at x'."""
 
 from typing import Literal
 
@@ -8,11 +8,7 @@ from holdfast.attacks.pgd import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, fit, robust_step, stops_gradient
-from holdfast.training.top_curvature import (
-    trace_ce,
-    trace_logit_pairing,
-    trace_pairing,
-)
+from holdfast.training.top_curvature import trace_ce, trace_logit_pairing, trace_pairing
 from holdfast.utils.options import NotNegative
 
 
@@ -39,10 +35,7 @@ def alp(
     """Mean of CE(x', y) + weight * |s(x) - s(x')|_2^2, with x' the worst input for the cross-entropy.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        weight: of the distance.
+        weight: weight of the distance.
         pair: s is the softmax output, or the logits, as first published.
         stop_gradient: hold s(x) fixed; by default only beside the regulariser `trh`.
     """

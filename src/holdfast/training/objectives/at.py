@@ -26,12 +26,9 @@ def at(
     """Mean of max over x' in the threat set of -log softmax(z(x'))_y, the maximum by the attack of the recipe.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        divergence_weight: of KL(softmax(z(x)) || softmax(z(x'))), the anchor for fine-tuning on additional data (Liu
-            et al., "On the impact of hard adversarial instances on overfitting in adversarial training", 2021). Its
-            gradient goes through both outputs.
+        divergence_weight: weight of KL(softmax(z(x)) || softmax(z(x'))), the anchor for fine-tuning on additional data
+            (Liu et al., "On the impact of hard adversarial instances on overfitting in adversarial training", 2021).
+            Its gradient goes through both outputs.
     """
     if divergence_weight == 0:
         return robust_step(model, x, y, context, cross_entropy_family("ce"))

@@ -27,14 +27,11 @@ def consistency(
     weight: NotNegative = 10.0,
     entropy_weight: NotNegative = 0.5,
 ) -> tuple[Tensor, Metrics]:
-    """Mean of CE(z(x + sigma g), y) + weight KL(s || s_i) + entropy_weight H(s); see the top of this file.
+    """Mean of CE(z_i, y) + weight KL(s || s_i) + entropy_weight H(s) over the draws i; letters as in `core.smoothed`.
 
     Args:
-        model: from (B, ...) to logits (B, K); it meets values outside the valid range.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        sigma: standard deviation of the noise, that of the certificate.
-        samples: m, draws for each input; with one alone there is nothing to agree with.
+        sigma: standard deviation of the noise, the same as in the certificate.
+        samples: m, draws for each input; a single draw has nothing to agree with.
         weight: lambda of the paper.
         entropy_weight: eta of the paper, of the entropy of the mean prediction.
     """

@@ -7,12 +7,7 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.region import BALLS
 from holdfast.bounding.linear.relaxation import Relaxation
-from holdfast.bounding.linear.slopes import (
-    LowerSlopes,
-    bernoulli_slopes,
-    chord_slopes,
-    random_slopes,
-)
+from holdfast.bounding.linear.slopes import LowerSlopes, bernoulli_slopes, chord_slopes, random_slopes
 from holdfast.random import Noise
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
@@ -63,15 +58,12 @@ def crown_ibp(
     """As `ibp` with m = (1 - beta) m_interval + beta m_linear.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         kappa_start, kappa_end: share of the clean loss.
         beta_start, beta_end: share of the linear bound. 1 and 0 as published; 1 and 1 for linear bounds throughout.
-        slopes: of the line below an unstable ReLU: "adaptive" is CROWN's, "chord" the slope of the line above,
+        slopes: slope of the line below an unstable ReLU: "adaptive" is CROWN's, "chord" the slope of the line above,
             "random" uniform, "bernoulli" 0 or 1 by chance (Lee et al., "Towards better understanding of training
             certifiably robust models against adversarial examples", 2021).
-        p, q: of "bernoulli": chance of slope 1 where |l| > |u|, and elsewhere. 0 and 1 are CROWN's rule.
+        p, q: for "bernoulli", the chance of slope 1 where |l| > |u|, and elsewhere. 0 and 1 are CROWN's rule.
     """
     bound = linear_bound(mixed(beta_start, beta_end, context), slope_rule(slopes, p, q, context.noise))
     return certified_step(model, x, y, context, bound, kappa=mixed(kappa_start, kappa_end, context))

@@ -28,11 +28,8 @@ def free(
     epochs takes N / replays of them.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         replays: m of the paper.
-        step: of delta, in units of the budget.
+        step: step of delta, in units of the budget.
     """
     threat, state = context.threat, context.state
     if "delta" not in state or state["delta"].shape[1:] != x.shape[1:] or len(state["delta"]) < len(x):

@@ -19,13 +19,10 @@ from holdfast.utils.options import Count, Positive
 def gaussian(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, sigma: Positive = 0.25, samples: Count = 1
 ) -> tuple[Tensor, Metrics]:
-    """Mean of CE(z(x + sigma g), y); see the top of this file.
+    """Mean of CE(z(x + sigma g), y), g standard normal.
 
     Args:
-        model: from (B, ...) to logits (B, K); it meets values outside the valid range.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        sigma: standard deviation of the noise, that of the certificate.
+        sigma: standard deviation of the noise, the same as in the certificate.
         samples: m, draws for each input.
     """
     logits = outputs(model, x, draw(x, context.noise, sigma, samples))

@@ -94,17 +94,15 @@ def gloro(
     """See the top of this file.
 
     Args:
-        model: from (B, ...) to logits (B, K); layers that have a Lipschitz constant.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with an l2 threat.
+        model: layers that have a Lipschitz constant.
         loss: "emma" pushes all classes, which matters where there are many; "ce" and "trades" the nearest one;
             "margin" asks for the full budget from the start; "ramp" counts the examples that are not verified, and
             wants a budget that rises slowly.
-        weight: of the divergence in "trades".
-        steepness: of "ramp", for each unit of radius; about six divided by the budget.
-        steps: of power iteration for each batch.
-        precision: of the products of layers with inputs and gradients; "bfloat16" takes two thirds of the time where
-            the processor knows it. Certificates use the weights as they are, in float32.
+        weight: weight of the divergence in "trades".
+        steepness: slope of "ramp" for each unit of radius; about six divided by the budget.
+        steps: power iterations for each batch.
+        precision: type of the products of layers with inputs and gradients; "bfloat16" takes two thirds of the time
+            where the processor knows it. Certificates use the weights as they are, in float32.
     """
     bound, logits = estimated(model, x, context, steps, precision=precision)
     eps = context.threat.budget

@@ -28,9 +28,6 @@ def ibp(
     """kappa CE(z(x), y) + (1 - kappa) CE(-m, y), m by intervals.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         kappa_start: share of the clean loss while the budget is zero.
         kappa_end: and where it is full; the paper takes 0.5.
     """

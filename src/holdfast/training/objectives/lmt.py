@@ -23,10 +23,8 @@ def lmt(model: nn.Module, x: Tensor, y: Tensor, context: Context, *, steps: Coun
     """CE(z + sqrt(2) eps K, y): K, the constant of the map to all logits, is added to every class but y.
 
     Args:
-        model: from (B, ...) to logits (B, K); layers that have a Lipschitz constant.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with an l2 threat.
-        steps: of power iteration for each batch.
+        model: layers that have a Lipschitz constant.
+        steps: power iterations for each batch.
     """
     bound, logits = estimated(model, x, context, steps, single=True)
     losses = margin_loss(logits, y, bound.pairs, context.threat.budget)

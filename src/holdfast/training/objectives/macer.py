@@ -30,15 +30,15 @@ def macer(
     gamma: Positive = 8.0,
     beta: Positive = 16.0,
 ) -> tuple[Tensor, Metrics]:
-    """-log s_y, and a hinge that pulls the radius of what is right up to sigma gamma / 2; see the top of this file.
+    """-log s_y + weight * sigma / 2 * max(0, gamma - Phi^-1(t_y) + Phi^-1(max over j != y of t_j)).
+
+    t is the mean of softmax(beta z_i). The hinge counts where t_y is the largest: it pulls the radius of inputs that
+    are right up to sigma gamma / 2. Letters as in `core.smoothed`.
 
     Args:
-        model: from (B, ...) to logits (B, K); it meets values outside the valid range.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        sigma: standard deviation of the noise, that of the certificate.
+        sigma: standard deviation of the noise, the same as in the certificate.
         samples: m, draws for each input.
-        weight: lambda of the paper, of the hinge.
+        weight: weight of the hinge, lambda of the paper.
         gamma: at twice the radius in units of sigma the hinge ends.
         beta: inverse temperature of the probabilities that the radius is made of.
     """

@@ -9,11 +9,7 @@ from holdfast.attacks.pgd import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step, stops_gradient
-from holdfast.training.top_curvature import (
-    trace_ce,
-    trace_doubted_kl,
-    trace_margin,
-)
+from holdfast.training.top_curvature import trace_ce, trace_doubted_kl, trace_margin
 from holdfast.utils.options import NotNegative
 
 
@@ -49,10 +45,7 @@ def mart(
     """Mean of CE(x', y) - log(1 - max_{k != y} s_k(x')) + weight * KL(s(x) || s(x')) (1 - s_y(x)), s the softmax.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        weight: of the divergence.
+        weight: weight of the divergence.
         fit_at: where the cross-entropy is taken: x' as published, or "clean".
         stop_gradient: hold s(x) fixed; by default only beside the regulariser `trh`.
     """

@@ -10,11 +10,7 @@ from torch.nn.functional import cross_entropy
 from holdfast.bounding.core.region import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.core.certified import (
-    certified_loss,
-    margin_metrics,
-    with_penalties,
-)
+from holdfast.training.objectives.core.certified import certified_loss, margin_metrics, with_penalties
 from holdfast.training.schedules import with_budget
 from holdfast.training.step import attacked
 from holdfast.utils.options import Positive, Unit
@@ -38,11 +34,9 @@ def mtl_ibp(
     """(1 - alpha) CE(z(x'), y) + alpha CE(-m, y), m by intervals over the whole threat set.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         alpha: share of the bound: 1 is `ibp`, 0 is adversarial training. Small values need tight certificates.
-        bound_budget: of the bound, in units of that of the attack (the paper attacks a larger set at small budgets).
+        bound_budget: budget of the bound, in units of the attack's budget (the paper attacks a larger set at small
+            budgets).
     """
     threat = context.threat
     robust, logits, margins, relaxed = certified_loss(model, x, y, with_budget(threat, bound_budget), use_logits=False)

@@ -49,8 +49,6 @@ def patch_guided(
 
     Args:
         model: from (B, C, H, W) to logits (B, K).
-        x: inputs.  y: labels, shape (B,).
-        context: of this step.
         per_class: places for each class; K times as many are bounded for each input.
         temperature: inverse one, T: how strictly the draw follows the prediction.
         width: channels of the first level of the U-Net.

@@ -15,12 +15,7 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.registry import Objective, register
 from holdfast.threats import Linf
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.core.certified import (
-    interval_bound,
-    margin_metrics,
-    mixed,
-    with_penalties,
-)
+from holdfast.training.objectives.core.certified import interval_bound, margin_metrics, mixed, with_penalties
 from holdfast.training.schedules import with_budget
 from holdfast.training.step import attacked
 from holdfast.utils.options import Unit
@@ -51,9 +46,6 @@ def sabr(
     """CE(-m, y), m by intervals over the box of radius tau = box * eps around x', which is found within eps - tau of x.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         box: tau in units of the budget (the paper's lambda): 1 is `ibp`, 0 is adversarial training.
         kappa_start, kappa_end: share of the clean loss.
     """

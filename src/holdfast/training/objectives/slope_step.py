@@ -4,10 +4,7 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.region import BALLS
 from holdfast.bounding.linear.relaxation import Relaxation
-from holdfast.bounding.linear.slopes import (
-    LowerSlopes,
-    optimised_slopes,
-)
+from holdfast.bounding.linear.slopes import LowerSlopes, optimised_slopes
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.certified import certified_step, linear_bound, mixed
@@ -40,12 +37,9 @@ def slope_step(
     """As `crown-ibp` with beta = 1 and lower slopes found by signed gradient steps on the certified loss.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         kappa_start, kappa_end: share of the clean loss.
         steps: gradient steps; the paper's variant with several takes 7.
-        step_size: of a slope, per step; the variant with several takes 0.1.
+        step_size: change of a slope per step; the variant with several takes 0.1.
     """
 
     def chosen(r: Relaxation, y: Tensor) -> LowerSlopes:

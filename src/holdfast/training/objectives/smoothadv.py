@@ -1,4 +1,4 @@
-"""SmoothAdv: training for smoothed classifiers on inputs that are adversarial for the smoothed classifier."""
+"""SmoothAdv: training for smoothed classifiers on inputs that are adversarial for them."""
 
 from torch import Tensor, nn
 
@@ -36,13 +36,10 @@ class SoftVote(nn.Module):
 def smoothadv(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, sigma: Positive = 0.25, samples: Count = 2
 ) -> tuple[Tensor, Metrics]:
-    """Mean of CE(z(x' + sigma g), y), x' found by the attack of the recipe; see the top of this file.
+    """Mean of CE(z(x' + sigma g), y); the attack of the recipe finds x', which maximises -log s_y for the same g.
 
     Args:
-        model: from (B, ...) to logits (B, K); it meets values outside the valid range.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with an l2 threat.
-        sigma: standard deviation of the noise, that of the certificate.
+        sigma: standard deviation of the noise, the same as in the certificate.
         samples: m, draws for each input, the same for all steps of the attack and for the loss.
     """
     shift = draw(x, context.noise, sigma, samples)

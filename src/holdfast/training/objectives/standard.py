@@ -16,11 +16,5 @@ from holdfast.training.step import cross_entropy_family, robust_step
     )
 )
 def standard(model: nn.Module, x: Tensor, y: Tensor, context: Context) -> tuple[Tensor, Metrics]:
-    """Mean of -log softmax(z(x))_y. A threat in the recipe is used for validation only.
-
-    Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-    """
+    """Mean of -log softmax(z(x))_y. A threat in the recipe is used for validation only."""
     return robust_step(model, x, y, context, cross_entropy_family("none"))

@@ -6,10 +6,7 @@ from holdfast.attacks.pgd import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step, stops_gradient
-from holdfast.training.top_curvature import (
-    trace_ce,
-    trace_kl,
-)
+from holdfast.training.top_curvature import trace_ce, trace_kl
 from holdfast.utils.options import NotNegative
 
 
@@ -35,10 +32,7 @@ def trades(
     """Mean of CE(x, y) + weight * max over x' of KL(softmax(z(x)) || softmax(z(x'))).
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        weight: of the divergence.
+        weight: weight of the divergence.
         stop_gradient: hold the clean output of the divergence fixed; by default only beside the regulariser `trh`.
     """
     stop = stops_gradient(stop_gradient, context)

@@ -7,7 +7,7 @@ from holdfast.training.schedules import with_budget
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuses what no part of the recipe can see by itself; the message names the key."""
+    """Refuse what no part of the recipe can see by itself; the message names the key."""
     try:
         threat = recipe.adversary
     except InputError as error:

@@ -6,26 +6,15 @@ from typing import Any
 
 from holdfast.errors import HoldfastError, InputError, did_you_mean
 from holdfast.registry import Part, get, get_objective, methods
-from holdfast.training import (  # noqa: F401  (each registers the methods of its section)
-    attack,
-    average,
-    objectives,
-    periods,
-    perturb_weights,
-    regularizers,
-    targets,
-)
+from holdfast.training import attack, average, objectives, periods, perturb_weights, regularizers, targets  # noqa: F401  (each registers the methods of its section)
 from holdfast.training.recipe.contradictions import check_recipe
 from holdfast.training.recipe.recipe import SECTIONS, Recipe
 from holdfast.training.schedules import BUDGETS, LEARNING_RATES, Schedule
-from holdfast.utils.options import (
-    Choice,
-    fill_options,
-)
+from holdfast.utils.options import Choice, fill_options
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """The recipe with the defaults of its methods and schedules filled in, all checked, alone and together."""
+    """The recipe with the defaults of its methods and schedules filled in, after all checks."""
     check_recipe(recipe)
     if recipe.average.name != "none":
         _method("average", recipe.average.name, "average.name")

@@ -8,9 +8,7 @@ from typing import Any
 from holdfast.errors import InputError
 from holdfast.registry import Objective, methods
 from holdfast.training.recipe.recipe import SECTIONS, Recipe
-from holdfast.utils.options import (
-    Choice,
-)
+from holdfast.utils.options import Choice
 
 _CHOICES = [f.name for f in fields(Recipe) if f.type in (Choice, Choice | None)]
 

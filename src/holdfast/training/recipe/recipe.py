@@ -12,15 +12,7 @@ from holdfast.random import Noise
 from holdfast.registry import get, get_objective
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
-from holdfast.utils.options import (
-    AT_LEAST_ONE,
-    FRACTION,
-    NOT_NEGATIVE,
-    POSITIVE,
-    UNIT,
-    Choice,
-    Rule,
-)
+from holdfast.utils.options import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, UNIT, Choice, Rule
 from holdfast.utils.toml import write_toml
 
 SECTIONS = ("attack", "targets", "regularizers", "perturb_weights")
@@ -33,7 +25,7 @@ def _key(rule: Rule, **default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerPart:
-    """`[optimizer]`; sgd and muon read `momentum`, sgd reads `nesterov`; `clip_norm` bounds that of the gradient."""
+    """`[optimizer]`; sgd and muon read `momentum`, sgd reads `nesterov`; `clip_norm` bounds the gradient."""
 
     name: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
     lr: float = _key(POSITIVE)
@@ -75,11 +67,11 @@ class ExtraPart:
 class EvaluatePart:
     """`[evaluate]` on the validation split: the first `count` inputs, PGD with `attack_steps` (0: no attack).
 
-    `certify` names the certificate that they are proved by, at the full budget; by default that of an objective which
-    trains for one, "none" for no proof. The best epoch is the one with the highest `select`: "certified", "noisy",
-    "robust" or "clean" accuracy; "auto" is certified if there is a certificate, else noisy if the objective trains a
-    smoothed classifier, else robust if the objective has an adversary and there is an attack. Until the budget has
-    risen to its end no epoch is the best. "last" keeps the last epoch, whatever its score. With `patience`, the run
+    `certify` names the certificate that proves them, at the full budget; the default is the certificate that the
+    objective trains for, "none" for no proof. The best epoch is the one with the highest `select`: "certified",
+    "noisy", "robust" or "clean" accuracy; "auto" is certified if there is a certificate, else noisy if the objective
+    trains a smoothed classifier, else robust if the objective has an adversary and there is an attack. Until the budget
+    has risen to its end no epoch is the best. "last" keeps the last epoch, whatever its score. With `patience`, the run
     ends after so many epochs in a row that were not the best.
     """
 
@@ -95,7 +87,7 @@ class Recipe:
     """A training set-up; docs/training.md explains every key.
 
     Attributes:
-        name: of the recipe.  summary: one line.  needs: what it takes, in words.
+        name: name of the recipe.  summary: one line.  needs: what it takes, in words.
         data: name or path for `load_data`.  model: name and options for `make_model`.
         threat: as text, such as "linf:8/255"; None if there is no adversary.
         validation: fraction of the training split held out to choose the best epoch.

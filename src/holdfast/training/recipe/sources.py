@@ -15,10 +15,7 @@ from holdfast.training.recipe.defaults import resolved
 from holdfast.training.recipe.overrides import merged
 from holdfast.training.recipe.recipe import Recipe, to_table
 from holdfast.utils.limits import check_values, read_text, without_recursion
-from holdfast.utils.options import (
-    Choice,
-    build,
-)
+from holdfast.utils.options import Choice, build
 
 Source = str | Path | Mapping[str, Any] | Recipe
 _FOLDER = resources.files("holdfast.training.recipe") / "shipped"
@@ -26,7 +23,7 @@ _LARGEST = 32 * 2**10  # bytes of a recipe: the shipped ones have 1,000; tomllib
 
 
 def load_recipe(source: Source, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """Reads, overrides and validates a recipe.
+    """Read, override and validate a recipe.
 
     Args:
         source: a shipped name, a .toml file, a run folder, a dict or a Recipe.

@@ -25,12 +25,11 @@ _TINY = 1e-12
 def ibp_warmup(taken: Taken, *, weight: NotNegative = 0.5, tolerance: Positive = 0.5) -> tuple[Tensor, Metrics]:
     """weight * (1 - ramp) * (tightness + balance), which is gone once the budget is full.
 
-    With w_i the mean width of the bounds before ReLU i and w_0 that of the input, over m ReLU layers:
+    With w_i the mean width of the bounds before ReLU i and w_0 the width of the input, over m ReLU layers:
     tightness = mean over i of relu(tolerance - w_0 / w_i) / tolerance, balance the same of the ratios of mean and of
     variance of the centres of active and dead ReLUs (the smaller of a ratio and its inverse).
 
     Args:
-        taken: the step.
         weight: lambda_0 of the paper.
         tolerance: tau of the paper; smaller ratios are penalised.
     """

@@ -20,8 +20,7 @@ def l1_weights(taken: Taken, *, weight: NotNegative = 1e-6) -> tuple[Tensor, Met
     """weight * sum of |w| over the weights of all linear and convolutional layers, biases left out.
 
     Args:
-        taken: the step.
-        weight: of the term.
+        weight: weight of the term.
     """
     at = dict(taken.model.named_parameters()) if taken.weights is None else taken.weights
     total = sum((p.abs().sum() for p in at.values() if p.ndim > 1), taken.x.new_zeros(()))

@@ -37,8 +37,7 @@ def relu_stability(taken: Taken, *, weight: NotNegative = 1e-4) -> tuple[Tensor,
     """weight * mean over the batch of the sum over the ReLUs of -tanh(1 + u l), with l and u by intervals.
 
     Args:
-        taken: the step.
-        weight: of the term; the sum runs over all neurons, so that large networks want less.
+        weight: weight of the term; the sum runs over all neurons, so that large networks want less.
     """
     r = taken.relaxation()
     if r is None:

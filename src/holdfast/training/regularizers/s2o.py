@@ -70,7 +70,6 @@ def s2o(
     describes a penalty, weight * |A|_F, which is `form = "frobenius"`.
 
     Args:
-        taken: the step.
         weight: 0.1 for adversarial training, 0.3 for TRADES in the authors' code.
         form: see above.
     """

@@ -81,15 +81,14 @@ def trh(
     Other regularisers are not part of it.
 
     Args:
-        taken: the step.
         weight: lambda of the paper; half of the prior's variance in its bound.
-        schedule: of the weight over the run: constant; linear from 0; multistep (1 % of it until 10 % of the run, 10 %
-            until 50 %, then all).
+        schedule: schedule of the weight over the run: constant; linear from 0; multistep (1 % of it until 10 % of the
+            run, 10 % until 50 %, then all).
         network: "top": the closed form of the objective for the linear top layer, at next to no cost. "full": all
             layers; beside an objective that takes the loss of bounds, the trace of the cross-entropy at x.
-        estimator: of the full network: the exact form, for the cross-entropy of multi-layer perceptrons with ReLU, or
+        estimator: for the full network: the exact form, for the cross-entropy of multi-layer perceptrons with ReLU, or
             Hutchinson's estimator, for any objective and model, noisy and twice differentiated.
-        samples: of Hutchinson's estimator.
+        samples: draws of Hutchinson's estimator.
     """
     context, views = taken.context, taken.views
     factor = weight * ramp(schedule, context.progress)

@@ -21,9 +21,7 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import affine
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.relaxation import Relaxation
-from holdfast.bounding.linear.slopes import (
-    LowerSlopes,
-)
+from holdfast.bounding.linear.slopes import LowerSlopes
 from holdfast.threats import Linf, Threat
 from holdfast.training.context import Context, Metrics
 from holdfast.training.outputs import Output
@@ -41,7 +39,7 @@ def interval_bound(graph: Graph, r: Region, y: Tensor) -> tuple[Tensor, Relaxati
 
 
 def linear_bound(beta: float, slopes: Callable[[Relaxation, Tensor], LowerSlopes | None]) -> Bound:
-    """Margins by one backward pass on interval bounds, mixed with those by intervals: beta of the former."""
+    """Margins by one backward pass on interval bounds: a share beta of them, the rest margins by intervals."""
     if beta == 0:
         return interval_bound
 
@@ -74,8 +72,8 @@ def certified_loss(
         model: from (B, ...) to logits (B, K).
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: a ball.
-        bound: of the margins.
-        use_logits: False if the loss looks at the margins alone; the logits then come without gradients.
+        bound: bound of the margins.
+        use_logits: False if the loss looks only at the margins; the logits then come without gradients.
     """
     boxes = isinstance(threat, Linf)
     x = channels_last(x) if boxes else x

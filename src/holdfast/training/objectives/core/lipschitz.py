@@ -1,4 +1,4 @@
-"""Lipschitz constants of the model as it is on a batch, by power iteration that goes on from batch to batch."""
+"""Lipschitz constants of the model on a batch, by power iteration that goes on from batch to batch."""
 
 from typing import Literal
 
@@ -33,7 +33,7 @@ def estimated(
 ) -> tuple[LipschitzBound, Tensor]:
     """Lipschitz constants of the model as it is on this batch, and its logits (B, K); vectors in `context.state`.
 
-    `precision` is that of the layers' products; norms, weights and what the loss is made of keep their own.
+    `precision` is the type of the layers' products; norms, weights and the inputs of the loss keep their own.
     """
     with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         graph, logits = trace_batch(model, x)

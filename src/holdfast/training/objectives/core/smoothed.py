@@ -1,7 +1,7 @@
 """What a smoothed classifier sees: the outputs at x + N(0, sigma^2 I).
 
 With g_1 ... g_m standard normal: z_i = z(x + sigma g_i), s_i = softmax(z_i), and s is the mean of the s_i. The m copies
-of a batch are one batch. Seed, step and example decide the noise.
+of a batch are one batch. Seed, step and example decide the noise. The model meets values outside the valid range.
 """
 
 import math
@@ -15,7 +15,7 @@ from holdfast.random import Noise
 from holdfast.training.context import Metrics
 
 _DRAW = 7
-"""Keeps the noise of the loss apart from that of the attack's random start."""
+"""Keeps the noise of the loss apart from the noise of the attack's random start."""
 
 
 def draw(x: Tensor, noise: Noise, sigma: float, samples: int) -> Tensor:
@@ -35,7 +35,7 @@ def log_mean(logits: Tensor) -> Tensor:
 
 
 def noisy_view(x: Tensor, noise: Noise, *, sigma: float, **_: Any) -> Tensor:
-    """x with one draw of the noise, shape of x; of an objective's options `sigma` alone matters here."""
+    """x with one draw of the noise, shape of x; only the option `sigma` of an objective matters here."""
     return x + draw(x, noise, sigma, 1)[:, 0]
 
 
