@@ -1,6 +1,5 @@
-"""Certified objectives: what they are in closed form, their gradients, and how a run with them is set up."""
+"""Certified objectives: closed forms, gradients, and how a run with them is set up."""
 
-import itertools
 import math
 from functools import partial
 
@@ -12,10 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
+from certified_tasks import BASE, CROWN, batch, interval_net, net, small_data
 from contexts import make_context
 from holdfast.bounding.core.region import region
-from holdfast.bounding.fast import fused
-from holdfast.bounding.fast.fused import bend, box_minimum
 from holdfast.bounding.graph.trace import trace, trace_batch
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.errors import HoldfastError, InputError
@@ -23,8 +21,7 @@ from holdfast.random import Noise
 from holdfast.registry import Objective, get, methods
 from holdfast.training import folder as files
 from holdfast.training.context import Parts
-from holdfast.training.initial_weights import ibp_weights
-from holdfast.training.objectives.core.certified import certified_loss, interval_bound, linear_bound, mixed
+from holdfast.training.objectives.core.certified import certified_loss, interval_bound, linear_bound
 from holdfast.training.objectives.crown_ibp import crown_ibp, slope_rule
 from holdfast.training.objectives.ibp import ibp
 from holdfast.training.objectives.mtl_ibp import mtl_ibp
@@ -33,31 +30,13 @@ from holdfast.training.objectives.slope_step import slope_step
 from holdfast.training.objectives.standard import standard
 from holdfast.training.recipe.sources import load_recipe
 from holdfast.training.regularizers.grad_align import grad_align
-from holdfast.training.regularizers.ibp_warmup import ibp_warmup
 from holdfast.training.regularizers.l1_weights import l1_weights
 from holdfast.training.regularizers.trh import trh
-from holdfast.training.schedules import linear_rise, smooth_rise
-from holdfast.training.step import Taken
 
 BOUNDED = [method.name for method in methods("train") if isinstance(method, Objective) and method.bounded]
 
 
-def net(seed: int = 0, inputs: int = 6, classes: int = 3, dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, classes)).to(dtype)
-
-
-def batch(size: int = 5, inputs: int = 6, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(size, inputs, generator=generator, dtype=torch.float64)
-    return x, torch.randint(0, classes, (size,), generator=generator)
-
-
 OBJECTIVES = {"ibp": ibp, "crown-ibp": crown_ibp, "slope-step": slope_step, "sabr": sabr, "mtl-ibp": mtl_ibp}
-CROWN = linear_bound(1.0, lambda r, y: None)
-
-
-# --- The graph of a batch ---------------------------------------------------------------------------------------------
 
 
 def test_the_graph_of_a_batch_gives_the_logits_and_their_gradients() -> None:
@@ -126,9 +105,6 @@ def test_batch_norm_of_one_value_is_refused_by_name() -> None:
         trace_batch(model, torch.rand(1, 4))
 
 
-# --- The losses -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bound", [interval_bound, CROWN, linear_bound(0.3, lambda r, y: None)])
 @pytest.mark.parametrize("threat", [hf.Linf(0.1), hf.L2(0.2), hf.L1(0.3)])
 def test_the_loss_is_at_least_that_of_every_input_in_the_set(bound, threat) -> None:
@@ -164,12 +140,6 @@ def test_the_margins_are_those_that_certify() -> None:
         assert torch.allclose(margins.scatter(1, y[:, None], torch.inf).amin(1), proved)
 
 
-def test_bernoulli_slopes_of_0_and_1_are_those_of_crown() -> None:
-    model, (x, y) = net(), batch()
-    drawn = linear_bound(1.0, slope_rule("bernoulli", 0.0, 1.0, Noise.for_batch(3, len(x))))
-    assert torch.allclose(*(certified_loss(model, x, y, hf.Linf(0.2), bound)[2] for bound in (drawn, CROWN)))
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_without_a_budget_every_objective_is_the_cross_entropy(name: str) -> None:
     model, (x, y) = net(), batch()
@@ -202,55 +172,6 @@ def test_gradients_are_finite_differences(name: str, threat: hf.threats.Threat) 
         assert (up - down) / (2 * step) == pytest.approx((g * direction).sum().item(), rel=1e-4, abs=1e-6)
 
 
-def test_kappa_and_beta_move_with_the_budget() -> None:
-    model, (x, y), threat = net(), batch(), hf.Linf(0.1)
-    natural = cross_entropy(model(x), y).item()
-    by_intervals, by_lines = (certified_loss(model, x, y, threat, b) for b in (interval_bound, CROWN))
-    loss = ibp(model, x, y, make_context(5, threat, ramp=0.25), kappa_start=1.0, kappa_end=0.2)[0]
-    assert loss.item() == pytest.approx(0.8 * natural + 0.2 * by_intervals[0].mean().item())
-    loss = crown_ibp(model, x, y, make_context(5, threat, ramp=0.25), kappa_start=0.0, beta_start=1.0, beta_end=0.0)[0]
-    both = 0.25 * by_intervals[2] + 0.75 * by_lines[2]
-    assert loss.item() == pytest.approx(cross_entropy(-both, y).item())
-    assert mixed(1.0, 0.0, make_context(5, threat, ramp=0.25)) == 0.75
-
-
-def test_optimised_slopes_are_no_worse_than_random_ones_on_average() -> None:
-    model, (x, y) = net(seed=2), batch(64)
-    context = make_context(64, hf.Linf(0.15))
-    ours = slope_step(model, x, y, context, kappa_start=0.0)[0]
-    random = crown_ibp(model, x, y, context, kappa_start=0.0, beta_end=1.0, slopes="random")[0]
-    several = slope_step(model, x, y, context, kappa_start=0.0, steps=7, step_size=0.1)[0]
-    assert ours <= random
-    assert several <= random
-
-
-def test_small_boxes_lie_between_adversarial_training_and_intervals() -> None:
-    model, (x, y) = net(), batch()
-    losses = [
-        sabr(model, x, y, make_context(5, hf.Linf(0.1)), box=box, kappa_start=0.0)[0].item() for box in (0.0, 0.5, 1.0)
-    ]
-    assert losses == sorted(losses)
-    whole = ibp(model, x, y, make_context(5, hf.Linf(0.1)), kappa_start=0.0)[0].item()
-    assert losses[2] == pytest.approx(whole)
-    mixture = [mtl_ibp(model, x, y, make_context(5, hf.Linf(0.1)), alpha=a)[0].item() for a in (0.0, 0.5, 1.0)]
-    assert mixture[2] == pytest.approx(whole)
-    assert mixture[1] == pytest.approx((mixture[0] + mixture[2]) / 2)
-
-
-def test_the_box_of_sabr_is_around_the_example_and_stays_inside_the_threat_set() -> None:
-    model, (x, y), seen = net(), batch(), []
-
-    def attack(model, x, y, loss, context):
-        seen.append(context.threat.eps)
-        return x + context.threat.eps
-
-    context = make_context(5, hf.Linf(0.1, high=2.0), parts=Parts(attack=attack))
-    loss = sabr(model, x, y, context, box=0.4, kappa_start=0.0)[0]
-    assert seen == [pytest.approx(0.06)]
-    around = ibp(model, x + 0.06, y, make_context(5, hf.Linf(0.04, high=2.0)), kappa_start=0.0)[0]
-    assert loss.item() == pytest.approx(around.item())
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 6), st.integers(0, 10**6))
 def test_any_batch_size_and_any_weights(size: int, seed: int) -> None:
@@ -259,52 +180,6 @@ def test_any_batch_size_and_any_weights(size: int, seed: int) -> None:
     assert logits.shape == margins.shape == (size, 3)
     lower = certified_loss(model, x, y, hf.Linf(0.1))[2]
     assert bool((lower <= logits.gather(1, y[:, None]) - logits + 1e-9).all())
-
-
-# --- Steps with a backward pass of their own --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("block", [1, 100, 10**6])
-@pytest.mark.parametrize("last", [False, True])
-def test_bending_equals_the_plain_program_and_its_gradients(rows: int, block: int, last: bool, monkeypatch) -> None:
-    monkeypatch.setattr(fused, "BLOCK", block)
-    torch.manual_seed(0)
-
-    def maps(make, n: int) -> torch.Tensor:
-        """In either order of memory."""
-        values = make(3, n, 2, 4, 5, dtype=torch.float64)
-        values = values.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if last else values
-        return values.requires_grad_()
-
-    a = maps(torch.randn, 3)
-    low, up, shift = (maps(torch.rand, n) for n in (rows, 1, 1))
-    carried, added = bend(a, low, up, shift)
-    assert carried.stride() == a.stride()
-    assert torch.allclose(carried, a.clamp(min=0) * low + a.clamp(max=0) * up)
-    assert torch.allclose(added, (a.clamp(max=0) * shift).flatten(2).sum(2))
-    assert torch.autograd.gradcheck(bend, (a, low, up, shift))
-    assert torch.autograd.gradcheck(lambda a: bend(a, *(v.detach() for v in (low, up, shift))), (a,))
-
-
-def test_bending_the_rows_of_no_input() -> None:
-    a, line = torch.zeros(0, 3, 4, requires_grad=True), torch.zeros(0, 1, 4)
-    carried, added = bend(a, line, line, line)
-    (carried.sum() + added.sum()).backward()
-    assert (carried.shape, added.shape) == ((0, 3, 4), (0, 3))
-    assert a.grad is not None
-    assert a.grad.shape == (0, 3, 4)
-
-
-def test_the_minimum_over_a_box_equals_that_over_its_corners() -> None:
-    torch.manual_seed(0)
-    c = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    lower = torch.randn(3, 5, dtype=torch.float64)
-    upper = lower + torch.rand_like(lower)
-    corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 5)
-    points = lower[:, None] + corners * (upper - lower)[:, None]
-    assert torch.allclose(box_minimum(c, lower, upper), torch.einsum("bmn,bpn->bmp", c, points).amin(2))
-    assert torch.autograd.gradcheck(lambda c: box_minimum(c, lower, upper), (c,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -327,55 +202,6 @@ def test_training_and_certifying_bounds_agree_on_convolutions(dtype: torch.dtype
     relaxed = linear.relaxation(trace(model, x), r, slopes="adaptive", hidden=False, sound=False)
     cross_entropy(-linear.margin_bounds(relaxed, y), y).backward()
     assert torch.allclose(gradient, model[0].weight.grad, atol=1e-6)
-
-
-# --- Initial weights, schedules and recipes ---------------------------------------------------------------------------
-
-
-def test_ibp_weights_keep_the_width_of_intervals() -> None:
-    torch.manual_seed(0)
-    layers = [module for _ in range(5) for module in (nn.Linear(400, 400), nn.ReLU())]
-    model = nn.Sequential(*layers, nn.Linear(400, 10))
-    x, threat = torch.rand(4, 400), hf.Linf(0.05)
-
-    def growth() -> float:
-        result = hf.bounds(model.eval(), x, threat, "ibp")
-        return float((result.upper - result.lower).detach().mean()) / 0.1
-
-    before = growth()
-    ibp_weights(model, seed=0)
-    assert 0.2 < growth() < 5 < before
-    std = float(model[0].weight.detach().std())
-    assert std == pytest.approx(math.sqrt(2 * math.pi) / 400, rel=0.02)
-    again = ibp_weights(nn.Sequential(nn.Linear(400, 400)), seed=0)
-    assert torch.equal(again[0].weight, model[0].weight)
-
-
-def test_the_smooth_rise_is_continuous_and_ends_at_its_final_value() -> None:
-    values = [smooth_rise(t / 100, 10, end=8, start=1, final=1.5) for t in range(1001)]
-    assert values[100] == 0
-    assert values[800] == values[-1] == 1.5
-    assert values == sorted(values)
-    jumps = [b - a for a, b in itertools.pairwise(values)]
-    assert max(jumps) < 0.004
-    assert linear_rise(4, 8, final=2.0) == 1.0
-
-
-BASE = {
-    "data": "mnist-mini",
-    "threat": "linf:0.1",
-    "epochs": 2,
-    "model": {"name": "mlp", "hidden": [16]},
-    "objective": {"name": "ibp"},
-    "optimizer": {"name": "adam", "lr": 2e-3},
-    "budget": {"name": "smooth", "end": 1},
-    "evaluate": {"count": 50, "attack_steps": 2},
-}
-
-
-def small_data() -> hf.Dataset:
-    data = hf.load_data("mnist-mini")
-    return hf.Dataset(data.name, data.train[:400], data.test[:50], data.classes)
 
 
 @pytest.mark.parametrize(
@@ -414,21 +240,6 @@ def test_a_layer_without_a_rule_is_refused_before_the_first_epoch() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.GELU(), nn.Linear(8, 10))
     with pytest.raises(InputError, match=r"objective 'ibp'.*layer '2'.*GELU"):
         hf.train(BASE, model=model, data=small_data(), progress=False)
-
-
-def interval_net() -> nn.Module:
-    """Intervals cover ELU, linear bounds do not."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ELU(), nn.Linear(8, 10))
-
-
-@pytest.mark.parametrize("name", ["sabr", "mtl-ibp"])
-def test_a_layer_that_intervals_alone_cover_is_trained_where_intervals_prove(name: str) -> None:
-    change = {"objective.name": name, "attack": {"name": "fgsm"}, "epochs": 1}
-    with pytest.raises(InputError, match=r"evaluate\.certify: layer '2': linear bounds have no relaxation.*elu"):
-        hf.train(BASE, model=interval_net(), data=small_data(), progress=False, **change)
-    change |= {"evaluate.certify": "ibp"}
-    history = hf.train(BASE, model=interval_net(), data=small_data(), progress=False, **change).history
-    assert 0 <= history[0]["validation_certified"] <= history[0]["validation_robust"]
 
 
 @pytest.mark.parametrize("name", ["at", "standard", "ibp"])
@@ -494,37 +305,3 @@ def test_terms_at_the_inputs_are_the_same_on_every_certified_objective(name: str
     assert alone[0].item() > 1e-4
     assert torch.allclose(added[0], alone[0], rtol=1e-9)
     assert torch.allclose(added[1], alone[1], rtol=1e-9, atol=1e-12)
-
-
-def test_the_warm_up_regularizer_by_hand() -> None:
-    """Bounds before four ReLUs, each 0.4 wide, around 2 and 4 (active), -1 (dead) and 0 (neither)."""
-    model = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2)).double()
-    with torch.no_grad():
-        model[0].weight.fill_(2.0)
-        model[0].bias.copy_(torch.tensor([1.0, 3.0, -2.0, -1.0]))
-    x = torch.full((3, 1), 0.5, dtype=torch.float64)
-    context = make_context(5, hf.Linf(0.1), ramp=0.25)
-    taken = Taken(model, None, x, x, None, None, None, context, None)  # type: ignore[arg-type]
-    penalty, figures = ibp_warmup(taken, weight=2.0, tolerance=0.8)
-    tightness = (0.8 - 0.2 / 0.4) / 0.8
-    means = 1 / (2 + 4)
-    variances = (-1 - 1.25) ** 2 / ((2 - 1.25) ** 2 + (4 - 1.25) ** 2)
-    balance = ((0.8 - means) + (0.8 - variances)) / 0.8
-    assert figures["tightness"].item() == pytest.approx(tightness)
-    assert figures["balance"].item() == pytest.approx(balance)
-    assert penalty.item() == pytest.approx(2.0 * 0.75 * (tightness + balance))
-
-
-def test_the_warm_up_regularizer_prefers_narrow_and_balanced_bounds() -> None:
-    def value(scale: float) -> float:
-        model, (x, y) = net(), batch()
-        with torch.no_grad():
-            model[0].weight.mul_(scale)
-        context = make_context(5, hf.Linf(0.05), ramp=0.5)
-        relaxed = certified_loss(model, x, y, hf.Linf(0.05))[3]
-        taken = Taken(model, None, x, x, None, None, None, context, relaxed)  # type: ignore[arg-type]
-        penalty, figures = ibp_warmup(taken, weight=2.0)
-        assert penalty.item() == pytest.approx((figures["tightness"] + figures["balance"]).item())
-        return float(figures["tightness"].detach())
-
-    assert value(10.0) > value(1.0) >= value(0.01) == 0.0
