@@ -72,6 +72,14 @@ def value(quantity: Quantity) -> Callable[[Tensor, Tensor], Tensor]:
     return of
 
 
+@torch.no_grad()
+def predicted(model: nn.Module, x: Tensor, y: Tensor, chunk: int) -> Tensor:
+    """The predicted classes, (B,); refuse outputs that are no logits, and labels beyond them."""
+    logits = torch.cat([model(part) for part in x.split(chunk)])
+    check_outputs(logits, y)
+    return logits.argmax(1)
+
+
 def one_hot(logits: Tensor, y: Tensor) -> Tensor:
     """The gradient of z_y for the logits, (B, K)."""
     return torch.zeros_like(logits).scatter_(1, y.unsqueeze(1), 1.0)
