@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss
 
 from holdfast.apps.detection.boxes import Detector
-from holdfast.apps.detection.nms import nms
+from holdfast.apps.detection.suppression import nms
 from holdfast.data import DetectionScenes
 from holdfast.errors import InputError
 from holdfast.random import Noise

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.apps.watermark.embed import noisy_loss
+from holdfast.apps.watermark.embedding import noisy_loss
 from holdfast.errors import InputError
 
 Targets = Literal["true", "hard", "soft"]

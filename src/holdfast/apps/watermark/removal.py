@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.apps.watermark.adversaries import drift
-from holdfast.apps.watermark.certify import noisy_accuracies, trigger_accuracy
+from holdfast.apps.watermark.certificate import noisy_accuracies, trigger_accuracy
 from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.errors import InputError
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from holdfast.apps.watermark.embed import noisy_weights, progress
+from holdfast.apps.watermark.embedding import noisy_weights, progress
 from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.certificates.smoothing.percentile import check_sigma, order_ranks, smallest_samples
 from holdfast.checks import check_labels, check_logits, check_model, check_place

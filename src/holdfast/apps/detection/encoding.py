@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.apps.detection.boxes import COLUMNS, LABEL, OBJECTNESS, SCORE, check_detections
-from holdfast.apps.detection.nms import lexicographic
+from holdfast.apps.detection.suppression import lexicographic
 from holdfast.errors import InputError
 
 Bins = Literal["none", "label", "location", "location+label"]

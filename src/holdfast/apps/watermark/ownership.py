@@ -19,7 +19,7 @@ from scipy import special
 from torch import nn
 
 from holdfast.apps.watermark.adversaries import drift
-from holdfast.apps.watermark.certify import (
+from holdfast.apps.watermark.certificate import (
     WatermarkCertificate,
     check_watermarked,
     noisy_accuracies,
