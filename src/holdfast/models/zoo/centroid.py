@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from holdfast.errors import InputError
 from holdfast.models.catalog import add_architecture as add
 from holdfast.models.catalog import get_architecture, make_model, record_architecture
+from holdfast.utils.options import Count, Unit
 
 _NAME = "centroid"
 
@@ -186,9 +187,9 @@ def prototypes(net: CentroidNet, x: Tensor, examples: Tensor, *, count: int = 3,
 def centroid(
     *,
     body: str = "2c2f-minmax",
-    features: int = 64,
-    per_class: int = 1,
-    eta: float | None = None,
+    features: Count = 64,
+    per_class: Count = 1,
+    eta: Unit | None = None,
     classes: int | None = None,
     **options: Any,
 ) -> CentroidNet:
