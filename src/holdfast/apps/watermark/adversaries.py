@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,17 @@ Targets = Literal["true", "hard", "soft"]
 Watch = Callable[[nn.Module], None]
 Change = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """(model, inputs, labels) -> other inputs to train on."""
+
+
+class Tuning(TypedDict):
+    """Options that all attacks by training take."""
+
+    epochs: int
+    lr: float
+    seed: int
+    watch: Watch
+
+
 _BATCH = 1024  # inputs for each forward pass without gradients
 
 
