@@ -32,7 +32,7 @@ class Tau:
 
     Attributes:
         boxed: over the ball and the box.
-        plain: over the ball alone, which is what the plain Lipschitz bound gives; never below `boxed`.
+        plain: over the ball only, which is what the plain Lipschitz bound gives; never below `boxed`.
     """
 
     boxed: Tensor
@@ -41,12 +41,12 @@ class Tau:
 
 @dataclass(frozen=True)
 class Boundary:
-    """One input in the plane of two logits: of its label y, and of the class that comes next.
+    """One input in the plane of two logits: the logit of its label y, and the logit of the class that comes next.
 
     Attributes:
         classes: y and the runner-up.
         logits: (z_y, z_m) at x.
-        boxed, plain: smallest z_y - z_m over the ball and the box, and over the ball alone; verified if above zero.
+        boxed, plain: smallest z_y - z_m over the ball and the box, and over only the ball; verified if above zero.
         ellipse: outline of the image of the ball, points (z_y, z_m).
         attacked: (z_y, z_m) where attacks ended, by the name of their loss.
     """
@@ -102,7 +102,7 @@ def verification_boundary(
         model: from (1, ...) to logits (1, K), in eval mode.
         x: one input, shape (1, ...).  y: its label, shape (1,).
         threat: a ball.
-        attack_steps: of PGD, from x in steps of a quarter of the budget, on cross-entropy and on the margin.
+        attack_steps: steps of PGD from x, each a quarter of the budget, on cross-entropy and on the margin.
     """
     _check(threat)
     check_task(model, x, y, threat)
@@ -141,7 +141,7 @@ def boundary_svg(b: Boundary, *, title: str = "Verification boundary", names: Se
     Args:
         b: from `verification_boundary`.
         title: above the picture.
-        names: of all classes; their numbers if None.
+        names: names of all classes; their numbers if None.
     """
     own, other = (str(c) if names is None else names[c] for c in b.classes)
     points = [*b.ellipse, b.logits, *b.attacked.values()]

@@ -53,13 +53,13 @@ def explain(
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs in [low, high], shape (B, ...).  y: the classes to explain, shape (B,), int64.
         method: a name from `hf.methods("explain")`.
-        quantity: of class y: its "logit", its "probability", or the "margin" over the best other class.
+        quantity: what is explained: the "logit" of class y, its "probability", or its "margin" over the next class.
         low, high: the valid range.
         seed: fixes every random choice.
         index: identity of each input, shape (B,); its random numbers follow from it. Positions in the batch if none is
             given.
         chunk: points in one pass through the model; memory grows with it, the answer does not change.
-        **options: of the method, such as steps=.
+        **options: options of the method, such as steps=.
 
     Example:
         >>> model = torch.nn.Linear(3, 2).eval()

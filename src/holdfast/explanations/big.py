@@ -40,7 +40,7 @@ def big(
 
     Args:
         search: how the boundary is looked for; `BoundarySearch()` if none is given.
-        steps, rule, tolerance, max_steps: of the path; see `integrated-gradients`.
+        steps, rule, tolerance, max_steps: how the path is integrated; see `integrated-gradients`.
     """
     check_steps(steps, max_steps)
     label = predicted(model, x, y, setting.chunk)

@@ -23,7 +23,7 @@ from holdfast.results import Explanation
 def deeplift(
     model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, baseline: Baseline | Tensor = "black"
 ) -> Explanation:
-    """A(x) by the rescale rule: each nonlinearity passes back the ratio of its change to that of its input.
+    """A(x) by the rescale rule: each nonlinearity passes back the ratio of its output's change to its input's.
 
     The values add up to z_y(x) - z_y(b), in one backward pass. Two networks that compute the same function may get
     different answers.

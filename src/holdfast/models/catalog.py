@@ -71,8 +71,8 @@ def add_architecture(
 ) -> None:
     """Put a builder into the table under `name`, with other default options than its own if `defaults` are given.
 
-    The builder of a `composite` makes its parts with `make_model`: it gets the arguments of that as they came, and
-    writes the recipe itself.
+    The builder of a `composite` makes its parts with `make_model`: it gets all arguments of `make_model` as they came,
+    and writes the recipe itself.
     """
     if name in _ENTRIES:
         raise ValueError(f"architecture '{name}' is registered twice")
@@ -97,7 +97,7 @@ def make_model(
         classes: number of logits; by default 10 for most.
         normalize: (mean, std) of a `Normalize` layer in front, each one number or one per channel.
         seed: fixes the random weights and leaves torch's global generator as it was; None draws from that generator.
-        options: of the architecture, such as `hidden` or `activation`.
+        options: options of the architecture, such as `hidden` or `activation`.
 
     >>> model = make_model("mlp", input_shape=(2,), classes=2, hidden=(100, 100), seed=0)
     >>> count_parameters(model)

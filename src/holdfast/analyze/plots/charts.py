@@ -85,7 +85,7 @@ def lines_svg(
     Args:
         lines: values by name; at most five lines, each with at least one value, all finite.
         title: above all.
-        y_label, x_label: of the axes.
+        y_label, x_label: what the axes show.
         log: logarithmic vertical axis; all values must then be > 0.
     """
     _check_names(lines)

@@ -30,7 +30,7 @@ def plane_svg(
         x: points, shape (B, 2).
         boxes: half-widths (B, 2) of boxes around the points, by name; drawn in this order.
         low, high: part of the plane that is drawn.
-        cells: of the colour map along each axis.
+        cells: cells of the colour map along each axis.
     """
     check_model(model)
     if x.ndim != 2 or x.shape[1] != 2:

@@ -2,7 +2,7 @@
 
 Neural Cleanse (Wang et al., "Neural Cleanse: identifying and mitigating backdoor attacks in neural networks", 2019)
 looks, for each class, for the smallest patch that sends clean images to it. A class with an unusually small patch is
-taken for that of a backdoor, which is unlearnt with patched images and their right labels. Neural Laundering (Aiken et
+taken to have a backdoor, which is unlearnt with patched images and their right labels. Neural Laundering (Aiken et
 al., "Neural network laundering: removing black-box backdoor watermarks from deep neural networks", 2021) first resets
 the hidden units that the patch excites.
 """

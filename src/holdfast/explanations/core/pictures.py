@@ -112,8 +112,8 @@ def methods_figure(
 
     Args:
         x: images, (B, C, H, W).  y: classes, (B,).
-        names: of the inputs.
-        options: of the methods, by their name.
+        names: titles of the inputs.
+        options: options for each method, by its name.
     """
     found = {name: explain(model, x, y, name, **(options or {}).get(name, {})) for name in methods}
     return _rows(x, {name: result.attribution for name, result in found.items()}, style, names)
@@ -183,7 +183,7 @@ def _cell(pictures: Sequence[Sequence[Image]]) -> tuple[int, int]:
 
 
 def save_figure(rows: Sequence[Sequence[Panel]], path: Path, *, title: str = "Explanations") -> None:
-    """Writes the panels as .png or .svg, by the ending of the path; the folder is made when missing."""
+    """Write the panels as .png or .svg, by the ending of the path; make the folder if it is missing."""
     if path.suffix not in (".png", ".svg"):
         raise InputError(f"a picture must end in .png or .svg, got '{path}'")
     content = figure_png(rows) if path.suffix == ".png" else figure_svg(rows, title=title).encode()

@@ -57,7 +57,7 @@ def aol_kernel(weight: Tensor, stride: int = 1) -> Tensor:
     return weight * scale.view(channels, s, s).repeat(1, taps, taps)[:, :k, :k]
 
 
-# For torch.fx: depend on weights alone, and are to be called, not looked into.
+# For torch.fx: these depend only on weights, and are called, not looked into.
 fx.wrap("aol_dense")
 fx.wrap("aol_kernel")
 

@@ -39,7 +39,7 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
         recipes = [get_architecture(member) for member in members]
         first = recipes[0]
-        # The options of an ensemble hold those of its members, so that there is no way to write a nested one down.
+        # The options of an ensemble hold its members' options, so that there is no way to write a nested one down.
         if first is not None and first[0] != _NAME and all(recipe == first for recipe in recipes):
             record_architecture(self, _NAME, {"of": first[0], "members": len(members), **first[1]})
 
@@ -57,7 +57,7 @@ def ensemble(
         of: name of the architecture.
         members: how many.
         normalize: (mean, std) of a `Normalize` layer in front of every member.
-        options: of the members, for `make_model`: input_shape, classes and those of the architecture.
+        options: passed to `make_model` for the members: input_shape, classes and options of their architecture.
     """
     if of == _NAME:
         raise InputError("an ensemble is made of single models; give of= another name and raise members= instead")

@@ -1,8 +1,8 @@
 """Networks for certificates by Lipschitz constants: LiResNet, and plain stacks with MinMax.
 
-The constant of a network is a product over its layers, and tight only if that of every layer is. MinMax keeps the norm
-of gradients, and orthogonal weights start with the norm one in all directions. A residual branch with an activation
-would cost 1 + K_branch; a block of LiResNet is linear, so that skip and branch are one convolution with one norm.
+The constant of a network is a product over its layers, and tight only if every layer's constant is. MinMax keeps the
+norm of gradients, and orthogonal weights start with the norm one in all directions. A residual branch with an
+activation would cost 1 + K_branch; a block of LiResNet is linear: skip and branch are one convolution with one norm.
 """
 
 import math
@@ -24,7 +24,7 @@ class LinearResidual(nn.Module):
 
     Args:
         channels: in and out.
-        scale: of the branch; 1 / sqrt(number of blocks).
+        scale: factor of the branch; 1 / sqrt(number of blocks).
     """
 
     def __init__(self, channels: int, scale: float) -> None:

@@ -100,7 +100,7 @@ def vit(
         classes: number of logits.
         dim: width of a token; a multiple of `heads`.
         depth: number of blocks.
-        heads: of each attention.
+        heads: heads of each attention.
         mlp_dim: width of the hidden layer in each block.
         patch: side of the image square that a token sees first; 16 is usual at 224 pixels, 4 at 32.
         stride: between patches; less than `patch` makes them overlap. Default: `patch`.
