@@ -68,6 +68,18 @@ def test_every_method_keeps_the_contract(name):
     torch.testing.assert_close(chunked, whole, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_the_plain_code_gives_the_same_answer(name):
+    model, shape = tiny_nets()["cnn"]
+    x, y = torch.rand(3, *shape), torch.tensor([0, 1, 2])
+    more = options(name, x)
+    fast = hf.explain(model, x, y, name, seed=3, **more)
+    with hf.reference():
+        plain = hf.explain(model, x, y, name, seed=3, **more)
+    torch.testing.assert_close(fast.attribution, plain.attribution, rtol=1e-4, atol=1e-5)
+    assert torch.equal(fast.ok, plain.ok)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", ["saliency", "integrated-gradients", "smoothgrad", "big"])
 def test_other_dtypes(name, dtype):
