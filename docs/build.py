@@ -18,6 +18,7 @@ from rich.console import Console
 import holdfast as hf
 from holdfast.audits import Audit, load_audit
 from holdfast.audits.report.plot import bracket_plot
+from holdfast.cli.methods import default_text
 from holdfast.registry import KINDS, Kind, Method
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,17 +52,19 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def options(method: Method) -> str:
-    """The names of the options."""
-    return " ".join(f"`{option}`" for option in method.options)
+    """Name, default, type and range of each option, one per line of the cell."""
+    lines = [f"`{o.name}` = {default_text(o)} ({o.text})" for o in method.typed_options.values()]
+    return "<br>".join(lines) or "-"
 
 
 def methods_page() -> str:
     """The text of docs/methods.md."""
     parts = [
         "# Methods",
-        "This page is made from the registry by `docs/build.py`; `holdfast methods` prints the same. An *upper bound* "
-        "is what an attack gives: the truth is no higher. A *proof* holds for the network in real arithmetic and as it "
-        "is computed in floating point.",
+        "`docs/build.py` makes this page from the registry. `holdfast methods KIND` prints the same table, and "
+        "`holdfast methods KIND NAME` prints one method with its options. An attack gives an *upper bound*: the truth "
+        "is no higher. A *proof* holds for the network in real arithmetic and as it is computed in floating point.",
+        "Options are written `name` = default (type and range).",
     ]
     columns = ("name", "what it does", "guarantee", "threats", "options", "reference")
     for kind in KINDS:

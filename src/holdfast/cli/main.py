@@ -22,6 +22,7 @@ from holdfast.cli.common import (
     open_both,
 )
 from holdfast.cli.explain import app as explain_app
+from holdfast.cli.methods import method_card
 from holdfast.cli.serve import serve_command
 from holdfast.cli.watermark import watermark_app
 from holdfast.data import download, list_data
@@ -365,10 +366,16 @@ def compare(
 
 
 @app.command()
-def methods(kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}.")] = None) -> None:
+def methods(
+    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this method in full, with its options.")] = None,
+) -> None:
     """List the methods: what each does, what it guarantees, for which threats."""
     if kind is not None and kind not in KINDS:
         raise InputError(f"unknown kind '{kind}'; expected one of {', '.join(KINDS)}")
+    if kind is not None and name is not None:
+        console.print(method_card(get(kind, name)))
+        return
     rows = [[m.kind, m.name, m.summary, m.guarantee, " ".join(m.threats), m.reference] for m in hf.methods(kind)]
     console.print(_table(["kind", "name", "what it does", "guarantee", "threats", "reference"], rows))
 
