@@ -72,7 +72,7 @@ def test_the_readme_runs(tmp_path, monkeypatch, capsys):
 def test_the_readme_names_commands_that_exist():
     from typer.testing import CliRunner
 
-    from holdfast.cli.main import app
+    from holdfast.cli.commands import app
 
     commands = re.findall(r"^holdfast (\w+) .*$", README, re.MULTILINE)
     (listed,) = re.findall(r"lists the other commands: (.*?)\.", README)

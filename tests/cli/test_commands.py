@@ -18,7 +18,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import registry
-from holdfast.cli.main import main
+from holdfast.cli.commands import main
 from holdfast.cli.methods import default_text, method_card, source
 from holdfast.training import parse_override
 
@@ -317,7 +317,7 @@ def wait_for(path: Path, process: subprocess.Popen, seconds: float = 60) -> None
 
 def test_ctrl_c_saves_and_the_run_can_be_resumed(holdfast, tmp_path):
     long = settings("epochs=50", "batch_size=4", "validation=0.9", "evaluate.count=20", "evaluate.attack_steps=1")
-    command = [sys.executable, "-m", "holdfast.cli.main", "train", "mnist-mini-standard", "--out", "run", *long]
+    command = [sys.executable, "-m", "holdfast", "train", "mnist-mini-standard", "--out", "run", *long]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
