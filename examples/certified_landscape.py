@@ -1,5 +1,6 @@
 """How smooth are two certified losses while the budget rises, and does a path of low loss lead between their minima?"""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from holdfast.training.objectives.certified import certified_loss, interval_boun
 
 
 def main(*, steps: int = 180, every: int = 15, out: Path = Path("runs/landscape")) -> None:
-    """Trains with either bound, recording every so many steps; then bends a path from one network to the other."""
+    """Train with either bound, recording every so many steps; then bend a path from one network to the other."""
     use = {"IBP": interval_bound, "CROWN-IBP": linear_bound(1.0, lambda r, y: None)}
     losses = {k: lambda m, x, y, b=b, e=0.1: certified_loss(m, x, y, hf.Linf(e), b)[0].mean() for k, b in use.items()}
     data, runs, models = hf.load_data("mnist-mini"), {name: [] for name in losses}, {}
@@ -19,10 +20,7 @@ def main(*, steps: int = 180, every: int = 15, out: Path = Path("runs/landscape"
         model = models[name] = hf.make_model("mlp", hidden=(64, 64), seed=0)
         optimizer, draw = torch.optim.Adam(model.parameters(), lr=1e-3), torch.Generator().manual_seed(0)
         for step, rows in enumerate(torch.randint(len(data.train.x), (steps, 64), generator=draw)):
-            now, batch = (
-                lambda *b, t=target, e=0.1 * min(1, 1.5 * step / steps): t(*b, e=e),
-                (data.train.x[rows], data.train.y[rows]),
-            )
+            now, batch = partial(target, e=0.1 * min(1, 1.5 * step / steps)), (data.train.x[rows], data.train.y[rows])
             if step % every == 0:
                 runs[name].append(smoothness.record(model, now, *batch, step=step, lr=1e-3, target=target))
             optimizer.zero_grad()
