@@ -29,6 +29,7 @@ class Rule:
 
 POSITIVE = Rule("> 0", lambda value: value > 0)
 AT_LEAST_ONE = Rule(">= 1", lambda value: value >= 1)
+EVEN = Rule(">= 2 and even", lambda value: value >= 2 and value % 2 == 0)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
 FRACTION = Rule(">= 0 and < 1", lambda value: 0 <= value < 1)
 UNIT = Rule("between 0 and 1", lambda value: 0 <= value <= 1)
@@ -40,6 +41,7 @@ NotNegative = Annotated[float, NOT_NEGATIVE]
 Fraction = Annotated[float, FRACTION]
 Unit = Annotated[float, UNIT]
 Count = Annotated[int, AT_LEAST_ONE]
+Even = Annotated[int, EVEN]
 Epochs = Annotated[int, NOT_NEGATIVE]
 
 
@@ -75,12 +77,20 @@ def describe(kind: Any, rule: Rule | None = None) -> str:
         return "none"
     if (origin or kind) is collections.abc.Callable:
         return "a function"
-    words = _WORDS.get(kind) or {dict: "a table", tuple: "a list"}.get(origin or kind) or _name(kind)
+    words = (
+        _WORDS.get(kind)
+        or {dict: "a table", tuple: "a list", collections.abc.Sequence: "a list"}.get(origin or kind)
+        or _name(kind)
+    )
     return f"{words} {rule.text}".strip() if rule is not None else words
 
 
 def _name(kind: Any) -> str:
-    return f"a {kind.__name__}" if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return (
+        f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+        if isinstance(kind, type)
+        else str(kind).replace("typing.", "")
+    )
 
 
 def convert(value: Any, kind: Any, where: str, rule: Rule = ANY) -> Any:
