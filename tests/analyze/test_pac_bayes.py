@@ -24,7 +24,7 @@ from holdfast.analyze.pac_bayes import (
     sqrt_bound,
 )
 from holdfast.analyze.plots.lines import lines_svg
-from holdfast.attacks.pgd import perturb
+from holdfast.attacks.core.ascent import perturb
 from holdfast.errors import InputError
 from holdfast.random import Noise
 

@@ -6,17 +6,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks import apgd as apgd_forms  # noqa: F401  (registers the methods)
-from holdfast.attacks import autoattack, cascade, fgsm, hopskipjump, pgd, spsa, square, substitute  # noqa: F401  (registers the methods)
-from holdfast.attacks import multi_targeted as multitargeted  # noqa: F401  (registers the methods)
-from holdfast.attacks import patch_pgd as patch  # noqa: F401  (registers the methods)
-from holdfast.attacks import sparse_pgd as sparse  # noqa: F401  (registers the methods)
+from holdfast.attacks import (  # noqa: F401  (registers the methods)
+    apgd,
+    autoattack,
+    cascade,
+    cw,
+    ddn,
+    deepfool,
+    eot,
+    fab,
+    fgsm,
+    fmn,
+    hopskipjump,
+    multi_targeted,
+    nes,
+    patch_pgd,
+    pgd,
+    sparse_pgd,
+    sparse_rs,
+    spsa,
+    square,
+    substitute,
+)
 from holdfast.attacks.core.bpda import StraightThrough
+from holdfast.attacks.core.chance import is_stochastic, mean_prediction, seeded
 from holdfast.attacks.core.losses import margin
 from holdfast.attacks.core.nearest import Nearest, nearest
 from holdfast.attacks.core.stages import run_stages
 from holdfast.attacks.core.transfer import transfer_matrix
-from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
 from holdfast.checks import check_task
 from holdfast.errors import HoldfastError, InputError, UnsupportedError
 from holdfast.random import Noise

@@ -8,21 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.autoattack import VOTES, autoattack, random_model
+from holdfast.attacks.core.ascent import BALLS
 from holdfast.attacks.core.auto_pgd import auto_pgd
+from holdfast.attacks.core.chance import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.core.gradients import answer, frozen, input_gradient, look
 from holdfast.attacks.core.losses import cross_entropy, likely_targets, margin, targeted_margin
 from holdfast.attacks.core.stages import Stage, run_part, run_stages
-from holdfast.attacks.eot import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.patch_pgd import patch_pgd
-from holdfast.attacks.pgd import BALLS
-from holdfast.attacks.sparse_pgd import sparse_pgd, sparse_rs
+from holdfast.attacks.sparse_pgd import sparse_pgd
+from holdfast.attacks.sparse_rs import sparse_rs
 from holdfast.attacks.square import square
 from holdfast.attacks.substitute import substitute
-from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Box, Patch, Sparse, Threat
+from holdfast.utils.options import Count
 
 SHORT = 100
 """Queries of the random search that every survivor gets."""
@@ -53,9 +54,9 @@ def cascade(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    steps: int = 20,
-    targets: int = 9,
-    queries: int = 1000,
+    steps: Count = 20,
+    targets: Count = 9,
+    queries: Count = 1000,
     data: Tensor | None = None,
 ) -> AttackResult:
     """The strength of AutoAttack in a fraction of its time, where the gradients can be trusted.
@@ -81,8 +82,6 @@ def cascade(
         queries: of the long random search.
         data: inputs that `substitute` may learn from; x if none are given.
     """
-    if steps < 1 or targets < 1 or queries < 1:
-        raise InputError(f"steps, targets and queries must be at least 1, got {steps}, {targets} and {queries}")
     noise = noise or Noise.for_batch(0, len(x), x.device)
     by_chance = is_stochastic(model, x)
     run: Callable[..., AttackResult]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdfast.attacks import attack as run_attack
 from holdfast.attacks import nearest as run_nearest
 from holdfast.attacks.core.minimum_norm import BALLS, check_norm
-from holdfast.attacks.core.nearest import METHODS
+from holdfast.attacks.core.nearest import nearest_options
 from holdfast.runs.attack_files import PNG, Found, join, open_folder, save_part, save_results
 from holdfast.runs.attack_png import save_pngs
 from holdfast.runs.attack_summary import summarize
@@ -132,12 +132,9 @@ def _checked(goal: Threat | str, method: str, options: Mapping[str, Any] | None)
     if isinstance(goal, Threat):
         entry = get("attack", method)
         entry.check(goal, {})
-        known = entry.text_options
-        return check_options({name: known[name] for name in known if name != "goal"}, options or {}, f"method '{method}'")
+        return check_options(entry.text_options, options or {}, f"method '{method}'")
     check_norm(goal)
-    if method not in METHODS:
-        raise InputError(f"unknown method '{method}' for the nearest example. " + did_you_mean(method, METHODS))
-    known = {name: option for name, option in options_of(METHODS[method]).items() if option.plain and name != "goal"}
+    known = {name: option for name, option in nearest_options(method).items() if option.plain}
     return check_options(known, options or {}, f"method '{method}'")
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.auto_pgd import auto_pgd
+from holdfast.attacks.core.chance import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.core.gradients import frozen, logits_of, look, masks
 from holdfast.attacks.core.losses import cross_entropy, margin
-from holdfast.attacks.eot import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.square import square
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError

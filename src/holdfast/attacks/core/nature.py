@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.chance import Steady, is_stochastic
 from holdfast.attacks.core.gradients import answer, frozen, leads_somewhere, look, margin_gradient
 from holdfast.attacks.core.indicators import DRAWS, MANY
 from holdfast.attacks.core.losses import margin
-from holdfast.attacks.eot import Steady, is_stochastic
 
 Worth = Literal["useful", "useless", "none"]
 PROBED = 32

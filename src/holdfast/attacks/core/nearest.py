@@ -1,7 +1,5 @@
 """How near is a misclassified point? The upper end of the bracket around the robust radius of each input."""
 
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +11,20 @@ from holdfast.attacks.core.losses import likely_targets
 from holdfast.attacks.core.minimum_norm import (
     BALLS,
     Nearest,
+    NearestForm,
     Search,
     check_norm,
     line_search,
     norm_of,
     per_input,
 )
-from holdfast.attacks.cw import cw_nearest
-from holdfast.attacks.deepfool import deepfool_nearest
-from holdfast.attacks.fab import fab_nearest, fab_t_nearest, run_fab
-from holdfast.attacks.fmn import ddn_nearest, fmn_nearest, run_fmn
+from holdfast.attacks.fab import Walk, run_fab
+from holdfast.attacks.fmn import run_fmn
 from holdfast.checks import check_task
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
+from holdfast.registry import get, methods
+from holdfast.utils.options import Count, Option, check_options, options_of
 
 __all__ = ["Nearest", "nearest"]
 
@@ -47,9 +46,10 @@ def auto_nearest(
     high: float = 1.0,
     *,
     noise: Noise | None = None,
-    steps: int = 40,
-    targets: int = 4,
-    polish: int = 60,
+    goal: float = 0.0,
+    steps: Count = 40,
+    targets: Count = 4,
+    polish: Count = 60,
 ) -> Nearest:
     """The closest misclassified point of a portfolio: FMN, targeted FAB, and FMN again from the best of them.
 
@@ -62,9 +62,9 @@ def auto_nearest(
         polish: steps of the second run.
     """
     del noise  # deterministic; taken so that every attack can be called in the same way
-    if steps < 2 or targets < 1 or polish < 1:
-        raise InputError(f"'auto' needs steps >= 2, targets >= 1 and polish >= 1, got {steps}, {targets} and {polish}")
-    search = Search(x, y, norm, low, high)
+    if steps < 2:
+        raise InputError(f"'auto' needs at least 2 steps, half of them for FAB, got {steps}")
+    search = Search(x, y, norm, low, high, goal)
     with frozen(model):
         logits = model(x)
         search.note(x, logits)
@@ -74,23 +74,37 @@ def auto_nearest(
         for rank in range(ranked.shape[1]):
             if search.start("fab-t"):
                 classes = ranked[search.row, rank, None]
-                run_fab(model, search, search.x, classes, steps=steps // 2, alpha_max=0.1, eta=1.05, beta=0.9)
+                run_fab(model, search, search.x, classes, Walk(steps // 2))
         if search.start("fmn", torch.isfinite(search.distance)):
             alpha, gamma = _POLISH[norm]
             run_fmn(model, search, steps=polish, alpha=alpha, gamma=gamma, from_closest=True)
         line_search(model, search, steps=6, name="fmn")
-    return search.result()
+    return search.closest()
 
 
-METHODS: dict[str, Callable[..., Nearest]] = {
-    "auto": auto_nearest,
-    "fab": fab_nearest,
-    "fab-t": fab_t_nearest,
-    "deepfool": deepfool_nearest,
-    "cw": cw_nearest,
-    "fmn": fmn_nearest,
-    "ddn": ddn_nearest,
-}
+def nearest_methods() -> dict[str, NearestForm]:
+    """The methods of `nearest` by name: the portfolio "auto", and every registered attack with a nearest form."""
+    forms = {entry.name: entry.nearest for entry in methods("attack")}
+    return {"auto": auto_nearest} | {name: form for name, form in forms.items() if form is not None}
+
+
+def get_nearest(method: str) -> NearestForm:
+    """The nearest form of that name, or an error that suggests the nearest name."""
+    if method == "auto":
+        return auto_nearest
+    try:
+        form = get("attack", method).nearest
+    except InputError:
+        form = None
+    if form is None:
+        raise InputError(f"unknown method '{method}'. " + did_you_mean(str(method), nearest_methods()))
+    return form
+
+
+def nearest_options(method: str) -> dict[str, Option]:
+    """The options of a nearest form that a user can give."""
+    known = options_of(get_nearest(method))
+    return {name: option for name, option in known.items() if name not in ("noise", "goal")}
 
 
 def nearest(
@@ -129,10 +143,8 @@ def nearest(
         >>> nearest(model, x, model(x).argmax(1), "l2").distance.shape
         torch.Size([4])
     """
-    if method not in METHODS:
-        raise InputError(f"unknown method '{method}'. " + did_you_mean(str(method), METHODS))
-    function = METHODS[method]
-    check_options(method, options)
+    function = get_nearest(method)
+    options = check_options(nearest_options(method), options, f"method '{method}'")
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     check_task(model, x, y, BALLS[check_norm(norm)](0.0, low=low, high=high))
@@ -149,15 +161,6 @@ def nearest(
         torch.cat([getattr(part, name) for part in parts]) for name in ("x_adv", "distance", "gradients", "queries")
     )
     return Nearest(x_adv, distance, tuple(name for part in parts for name in part.by), gradients, queries)
-
-
-def check_options(method: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that the method does not have."""
-    parameters = inspect.signature(METHODS[method]).parameters.values()
-    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"noise", "goal"}
-    for option in options:
-        if option not in known:
-            raise InputError(f"method '{method}' has no option '{option}'. " + did_you_mean(option, known))
 
 
 @torch.no_grad()

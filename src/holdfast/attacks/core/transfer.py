@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import perturb
+from holdfast.attacks.core.ascent import perturb
 from holdfast.checks import check_task
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise

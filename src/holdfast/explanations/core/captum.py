@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.eot import seeded
+from holdfast.attacks.core.chance import seeded
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.explanations.core.baselines import Baseline, make_baseline, name_of
 from holdfast.explanations.core.paths import completeness_error
