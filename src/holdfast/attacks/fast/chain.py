@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.attacks.fast.thin import conv2d, conv2d_gradient
+from holdfast.utils.reference import is_reference
 
 Back = Callable[[Tensor], Tensor]
 """From the gradient for the output of a layer to that for its input."""
@@ -28,7 +29,7 @@ _PLAIN = frozenset(
 
 def is_chain(model: nn.Module) -> bool:
     """Whether the layers of the model can be called one by one."""
-    return type(model) is nn.Sequential and len(model) > 0 and not _hooked(model)
+    return type(model) is nn.Sequential and len(model) > 0 and not _hooked(model) and not is_reference()
 
 
 def is_plain(model: nn.Module) -> bool:

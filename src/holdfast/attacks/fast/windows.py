@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from holdfast.bounding.graph.ops import Activation, Conv, Graph, Linear, Node, Op, Reshape, Scale, evaluate
 from holdfast.bounding.graph.trace import trace
 from holdfast.errors import HoldfastError
+from holdfast.utils.reference import is_reference
 
 _WORTH = 2e5  # multiplications of a full pass per input; below, the bookkeeping costs more than it spares
 _WHOLE = 0.7  # share of a map above which it is computed as a whole
@@ -202,7 +203,7 @@ def windowed(model: nn.Module, x: Tensor) -> Windows | None:
 
     It can be done where the network begins with a chain of convolutions and operations on each value.
     """
-    if x.ndim != 4 or not isinstance(model, nn.Module):
+    if is_reference() or x.ndim != 4 or not isinstance(model, nn.Module):
         return None
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return None  # these see the passes of the model, and tracing does not see them
