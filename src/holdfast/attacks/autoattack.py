@@ -59,7 +59,7 @@ def autoattack(
     noise: Noise | None = None,
     version: Version = "standard",
 ) -> AttackResult:
-    """The members of a version in the published order and with the published budget; `by` says which one succeeded.
+    """Run the members of a version in the published order and with the published budget; `by` names the successful one.
 
     "standard" is what tables report; `cascade` reaches the same figures in a fraction of the time where the gradients
     can be trusted. "plus" adds restarts and the untargeted forms. "rand" is for models that draw random numbers: it

@@ -12,15 +12,8 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import margin
-from holdfast.attacks.core.minimum_norm import (
-    Nearest,
-    Search,
-    check_handled,
-    in_threat,
-    line_search,
-    per_input,
-    project_closest,
-)
+from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, in_threat, line_search, per_input
+from holdfast.attacks.core.planes import project_closest
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.utils.options import Count, NotNegative, Positive, Whole
@@ -143,7 +136,7 @@ def cw_nearest(
         norm: "l2" or "linf".  low, high: valid range of the input values.
         noise: not used.
         goal: an input is done once a misclassified point within this distance is known.
-        steps: of Adam, in each round.
+        steps: steps of Adam in each round.
         lr: Adam's step size, in the variable u for L2 and in the input's unit for Linf.
         relative: once a point is known, steps are at most this share of the largest value of its move. None: no limit.
         rounds: values of c that are tried.

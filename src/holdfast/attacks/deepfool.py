@@ -5,15 +5,8 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.losses import likely_targets
-from holdfast.attacks.core.minimum_norm import (
-    Nearest,
-    Search,
-    check_handled,
-    dual_norm_of,
-    in_threat,
-    nearest_plane,
-    per_input,
-)
+from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, dual_norm_of, in_threat, per_input
+from holdfast.attacks.core.planes import nearest_plane
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.utils.options import Count, NotNegative
@@ -45,8 +38,8 @@ def deepfool_nearest(
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         norm: "l2" or "linf".  low, high: valid range of the input values.
         noise, goal: not used; any misclassified point ends the path.
-        steps: at most.
-        overshoot: relative, to get across the boundary.
+        steps: most steps that are taken.
+        overshoot: relative overshoot, to get across the boundary.
         candidates: boundaries to the classes of highest clean logit that are looked at.
     """
     del (

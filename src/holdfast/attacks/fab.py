@@ -12,17 +12,8 @@ from torch import Tensor, nn
 from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.hyperplane import move_to_hyperplane
 from holdfast.attacks.core.losses import likely_targets
-from holdfast.attacks.core.minimum_norm import (
-    BALLS,
-    Nearest,
-    Search,
-    in_threat,
-    line_search,
-    nearest_plane,
-    norm_of,
-    other_classes,
-    per_input,
-)
+from holdfast.attacks.core.minimum_norm import BALLS, Nearest, Search, in_threat, line_search, norm_of, per_input
+from holdfast.attacks.core.planes import nearest_plane, other_classes
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
@@ -123,7 +114,7 @@ def fab_nearest(
         norm: "linf", "l2" or "l1".  low, high: valid range of the input values.
         noise: source of the random starts.
         goal: an input is done once a misclassified point within this distance is known.
-        steps: of each run.
+        steps: steps of each run.
         restarts: runs in all; the first one starts at x, the others at random points.
         alpha_max: largest weight of the step from x, against the step from x_t.
         eta: overshoot beyond the plane.

@@ -96,7 +96,7 @@ def hop_skip_jump(
 
 
 def _halvings(x: Tensor, norm: str, gamma: float) -> int:
-    """Bisections that reach theta, the relative precision of the boundary in the paper, or that of the dtype."""
+    """Bisections that reach theta, the paper's relative precision of the boundary, or the precision of the dtype."""
     d = x[0].numel()
     theta = gamma / (d * math.sqrt(d) if norm == "l2" else d**2)
     return max(1, math.ceil(-math.log2(max(theta, torch.finfo(x.dtype).eps))))
@@ -196,9 +196,9 @@ def _estimate(
 
 
 def _leap(model: nn.Module, search: Search, at: Tensor, normal: Tensor, size: Tensor) -> Tensor:
-    """Steps from the boundary along the normal, halved until misclassified; `at` where that never comes.
+    """Step from the boundary along the normal, halved until misclassified; `at` if that never comes.
 
-    Returns points of the whole batch, of which the rows of this run are set.
+    Return points of the whole batch, of which the rows of this run are set.
     """
     row = search.row
     outside, leaping = search.all_x.clone(), torch.zeros_like(search.distance, dtype=torch.bool)

@@ -55,15 +55,15 @@ def substitute(
     epochs: Count = 5,
     copies: Whole = 1,
 ) -> AttackResult:
-    """Gradient ascent on a stand-in; an example counts if the model itself misclassifies it. Only decisions are used.
+    """Run gradient ascent on a stand-in; an example counts if the model misclassifies it. Only decisions are used.
 
     The stand-in is a small network that learns the decisions of the model on `data` and on noisy copies of it. In each
     round after the first it also learns the decisions on examples that were made for `data` on the stand-in itself,
     where the two differ most. If the answer of the model has no useful gradient, and a part of the model decides the
     same and has one (`bpda.decisive_part`), this part is the stand-in, and nothing needs to be learned.
 
-    Use it where gradients are missing or misleading. Not all examples of a learned stand-in carry over: the accuracy
-    that it leaves is above that of an attack with true gradients.
+    Use it where gradients are missing or misleading. Not all examples of a learned stand-in carry over: an
+    attack with true gradients leaves less accuracy.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
@@ -72,7 +72,7 @@ def substitute(
         noise: source of all random choices; seed 0 for inputs 0 ... B-1 if none is given.
         data: inputs to learn from, shape (N, ...), without labels; the more and the closer to x, the better. If None,
             the inputs under attack: then the answer for one input depends on the others.
-        rounds: of learning and attacking.
+        rounds: rounds of learning and attacking.
         steps: gradient steps of each attack.
         epochs: passes over everything learned so far, in each round.
         copies: noisy copies of each input of `data`, anywhere between the input and uniform noise.
@@ -164,7 +164,7 @@ class Student:
         return [self.model(part).argmax(1) for part in x.split(BATCH) if len(part)]
 
     def learn(self, craft: Craft, number: int) -> int:
-        """Adds examples for the data on the network as it is, except in round 0; how many answers of each it asked."""
+        """Add examples for the data on the network as it is, except in round 0; return the answers asked for each."""
         if number == 0:
             return 0
         noise = Noise.for_batch(self.seed, len(self.data), self.data.device).fork(number)
@@ -175,7 +175,7 @@ class Student:
 
     @torch.enable_grad()
     def fit(self, epochs: int, number: int) -> None:
-        """Trains on all that is known."""
+        """Train on all that is known."""
         with seeded(self.seed + number, self.data.device):
             for _ in range(epochs):
                 for rows in torch.randperm(len(self.x)).to(self.x.device).split(BATCH):

@@ -106,7 +106,7 @@ def climb(
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs, shape (B, ...).  y: labels, shape (B,).  x_start: a point of the set, shape of x.
-        move: the step.
+        move: one step of the ascent.
         loss: (logits, y) -> (B,) to maximise, or (logits, y, target) -> (B,) if `target`, shape (B,), is given.
         name: what `by` says of the inputs that the run breaks.
     """

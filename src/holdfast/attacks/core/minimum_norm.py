@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.gradients import logits_of
-from holdfast.attacks.core.hyperplane import move_to_hyperplane
-from holdfast.attacks.core.losses import likely_targets, margin
+from holdfast.attacks.core.losses import margin
 from holdfast.attacks.core.survivors import Survivors, broken_by
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
 from holdfast.random import Noise
@@ -31,7 +29,7 @@ class Nearest:
         distance: (B,) its distance from x; infinity where none was found, 0 where x is misclassified already.
         by: name of the method that found it; "clean" where x is misclassified already, "" where none was found.
         gradients: (B,) int64, gradient evaluations spent on each input.
-        queries: (B,) int64, forward passes spent on each input, those of the gradients included.
+        queries: (B,) int64, forward passes spent on each input, including the ones for gradients.
     """
 
     x_adv: Tensor
@@ -161,7 +159,7 @@ def in_threat(name: str, nearest: NearestForm) -> Callable[..., AttackResult]:
 
 @torch.no_grad()
 def within(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, found: Nearest, name: str) -> AttackResult:
-    """The answer for a threat: the closest point where it lies in the set; else that point, projected and looked at.
+    """Answer for a threat: the closest point if it lies in the set, else its projection, which is looked at.
 
     A point found just outside often projects onto a misclassified one; the look at it is counted.
     """
@@ -176,7 +174,7 @@ def within(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, found: Neares
 
 
 def line_search(model: nn.Module, search: Search, *, steps: int, name: str) -> None:
-    """Goes back from each closest point towards x as far as it stays misclassified, by interpolation of the margin.
+    """Go back from each closest point towards x as far as it stays misclassified, by interpolation of the margin.
 
     The bracket [a, b] of the segment has a right and a wrong end; the next point lies just behind the zero of the
     margin's secant (on it, rounding would decide), and a tenth away from either end, so that the bracket shrinks.
@@ -203,74 +201,3 @@ def line_search(model: nn.Module, search: Search, *, steps: int, name: str) -> N
         f = margin(logits, search.y)
         a, f_a = torch.where(wrong, a, t), torch.where(wrong, f_a, f)
         b, f_b = torch.where(wrong, t, b), torch.where(wrong, f, f_b)
-
-
-BEYOND = (1 + 1e-5, 1 + 1e-3)
-"""How far beyond a plane a point is tried, as a share of the way: on the plane itself rounding decides its class."""
-
-
-def move_onto_plane(x: Tensor, w: Tensor, f: Tensor, p: Tensor, norm: str, low: float, high: float) -> Tensor:
-    """The least move of x inside the range onto the plane f + <w, q - p> = 0 of points q, shape of x; f is (B,)."""
-    offset = (w * p).flatten(1).sum(1) - f
-    return move_to_hyperplane(x.flatten(1), w.flatten(1), offset, norm, low, high).view_as(x)
-
-
-def project_closest(model: nn.Module, search: Search, *, rounds: int, targets: int, name: str) -> None:
-    """Projects x onto the boundaries as linearised at its closest point; keeps what is closer and misclassified.
-
-    A round tries the boundaries to the `targets` classes of highest logit there, one gradient for each. Exact on a
-    linear model with at most `targets` other classes; elsewhere a round moves the point towards the foot of x on its
-    piece of the boundary.
-    """
-    for _ in range(rounds):
-        if not search.start(name, torch.isfinite(search.distance)):
-            return
-        p = search.x_adv[search.row]
-        ranked = likely_targets(model(p), search.y, targets)
-        search.count(gradients=0, queries=1)
-        for target in ranked.unbind(1):
-            w, f, _ = nearest_plane(model, p, search.y, target[:, None], search.norm)
-            search.count(gradients=1, queries=1)
-            move = move_onto_plane(search.x, w, f, p, search.norm, search.low, search.high)
-            for beyond in BEYOND:
-                x_adv = search.clip(search.x + beyond * move)
-                search.note(x_adv, model(x_adv))
-
-
-def nearest_plane(
-    model: nn.Module, x_t: Tensor, y: Tensor, classes: Tensor, norm: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the linearised boundaries to `classes`, the nearest: its gradient, z_j - z_y at x_t (B,), the logits (B, K).
-
-    One backward pass for each class, all on one forward pass.
-
-    Args:
-        x_t: points (B, ...).  y: labels (B,).
-        classes: (B, C), class indices, none of them y.
-        norm: of the distance.
-    """
-    with torch.enable_grad():
-        x_t = x_t.detach().requires_grad_(True)
-        logits = logits_of(model, x_t)
-        if not logits.requires_grad:
-            raise InputError(
-                "the model's answer has no gradient with respect to its input; use one without gradients: 'square'"
-            )
-        values = logits.gather(1, classes) - logits.gather(1, y[:, None])
-        planes = [torch.autograd.grad(f.sum(), x_t, retain_graph=True)[0] for f in values[:, 1:].unbind(1)]
-        (w,) = torch.autograd.grad(values[:, 0].sum(), x_t)
-    values = values.detach()
-    if not planes:
-        return w, values[:, 0], logits.detach()
-    value, far = values[:, 0], values[:, 0].abs() / dual_norm_of(w, norm).clamp(min=1e-12)
-    for f, g in zip(values[:, 1:].unbind(1), planes, strict=True):
-        far_g = f.abs() / dual_norm_of(g, norm).clamp(min=1e-12)
-        closer = far_g < far
-        value, far = torch.where(closer, f, value), torch.where(closer, far_g, far)
-        w = torch.where(per_input(closer, w), g, w)
-    return w, value, logits.detach()
-
-
-def other_classes(y: Tensor, count: int) -> Tensor:
-    """All classes but y, (B, count - 1)."""
-    return (y[:, None] + torch.arange(1, count, device=y.device)) % count

@@ -34,9 +34,9 @@ class Nature:
 
 @torch.no_grad()
 def nature_of(model: nn.Module, x: Tensor, *, low: float = 0.0, high: float = 1.0) -> Nature:
-    """Looks at a model on some inputs, 32 at most, with the gradients that the attacks here use.
+    """Look at a model on some inputs, 32 at most, with the gradients that the attacks here use.
 
-    These see through rounding and a final softmax. torch's generators are left as they were.
+    These gradients see through rounding and a final softmax. torch's generators are left as they were.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.batches import concatenate, noise_for
 from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.losses import likely_targets
 from holdfast.attacks.core.minimum_norm import (
@@ -51,13 +52,14 @@ def auto_nearest(
     targets: Count = 4,
     polish: Count = 60,
 ) -> Nearest:
-    """The closest misclassified point of a portfolio: FMN, targeted FAB, and FMN again from the best of them.
+    """Find the closest misclassified point by a portfolio: FMN, targeted FAB, and FMN again from the best of them.
 
     FMN finds the right region; FAB, towards the likeliest classes in turn, finds other ones. A second run of FMN starts
     at the closest point of all, with steps in units of its distance, and the segment to x is searched last.
 
     Args:
-        steps: of FMN, and half as many of FAB for each target.
+        goal: an input is done once a misclassified point within this distance is known.
+        steps: steps of FMN, and half as many of FAB for each target.
         targets: classes that FAB tries.
         polish: steps of the second run.
     """
@@ -121,7 +123,7 @@ def nearest(
     chunk: int = 256,
     **options: Any,
 ) -> Nearest:
-    """The closest input that the model does not classify as `y`, as near as the method finds one.
+    """Find the closest input that the model does not classify as `y`.
 
     Its distance is an upper bound of the robust radius. Every point is checked before it is returned: it lies in the
     range, the model misclassifies it, and the distance is its own.
@@ -130,12 +132,12 @@ def nearest(
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs in [low, high], shape (B, ...).  y: labels, shape (B,), int64.
         norm: "linf", "l2" or "l1".
-        method: "auto" (a portfolio), "fab", "fab-t", "deepfool", "cw", "fmn" or "ddn".
+        method: "auto", a portfolio, or an attack with a nearest form, such as "fmn", "fab-t" or "cw".
         low, high: the valid range.
         seed: fixes every random choice.
         index: identity of each input, shape (B,); positions in the batch if none is given.
         chunk: inputs worked on at a time; memory grows with it, the answer does not change.
-        **options: of the method, such as steps=.
+        **options: options of the method, such as steps=.
 
     Example:
         >>> model = torch.nn.Linear(3, 2).eval()
@@ -148,24 +150,18 @@ def nearest(
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     check_task(model, x, y, BALLS[check_norm(norm)](0.0, low=low, high=high))
-    noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
-    if len(noise) != len(x):
-        raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")
-    x = x.detach()
+    noise, x = noise_for(x, seed, index), x.detach()
     parts = []
     for start in range(0, len(x), chunk):
         rows = slice(start, start + chunk)
         part = function(model, x[rows], y[rows], norm, low, high, noise=noise[rows], **options)
         parts.append(_verified(model, x[rows], y[rows], norm, low, high, part))
-    x_adv, distance, gradients, queries = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("x_adv", "distance", "gradients", "queries")
-    )
-    return Nearest(x_adv, distance, tuple(name for part in parts for name in part.by), gradients, queries)
+    return concatenate(parts)
 
 
 @torch.no_grad()
 def _verified(model: nn.Module, x: Tensor, y: Tensor, norm: str, low: float, high: float, found: Nearest) -> Nearest:
-    """Keeps what is misclassified when evaluated again, and takes the distance from the point itself.
+    """Keep what is misclassified when evaluated again, and take the distance from the point itself.
 
     A point within float rounding of the boundary may tip over in another batch: it is moved outwards a little, and
     counts as not found if that does not help.

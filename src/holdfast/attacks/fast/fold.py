@@ -14,7 +14,7 @@ _CLOSE = 1e-4  # of the largest logit
 
 @torch.no_grad()
 def folded(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of the model, in eval mode, without the batch norms that follow a linear layer or a convolution.
+    """Copy the model, in eval mode, without the batch norms that follow a linear layer or a convolution.
 
     It equals the model up to rounding; what an attack finds on it is looked at by the model itself. The model comes
     back as it is where it has no batch norm, has hooks, or cannot be traced.
@@ -39,7 +39,7 @@ def folded(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 def _fold(traced: fx.GraphModule) -> fx.GraphModule:
-    """Replaces each pair of a layer and its batch norm by one layer, in place."""
+    """Replace each pair of a layer and its batch norm by one layer, in place."""
     modules = dict(traced.named_modules())
     for node in list(traced.graph.nodes):
         if node.op != "call_module" or not isinstance(modules[str(node.target)], _BatchNorm):

@@ -75,7 +75,7 @@ def _folded(
     *,
     channels_last: bool,
 ) -> Tensor:
-    """The gradient for the input, of `shape`, from that for the output (B, out, h, w)."""
+    """The gradient for the input, of `shape`, from the gradient for the output (B, out, h, w)."""
     if stride in _ONE:
         taps = weight.permute(2, 3, 1, 0)
         columns = taps.flatten(0, 2) @ gradient.flatten(2)

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.ascent import ascend
+from holdfast.attacks.core.batches import concatenate
 from holdfast.attacks.core.chance import is_stochastic
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import cross_entropy, margin
-from holdfast.attacks.core.minimum_norm import BALLS, BEYOND, Nearest, check_norm, move_onto_plane, norm_of, per_input
+from holdfast.attacks.core.minimum_norm import BALLS, Nearest, check_norm, norm_of, per_input
 from holdfast.attacks.core.nearest import get_nearest, nearest_options
+from holdfast.attacks.core.planes import BEYOND, move_onto_plane
 from holdfast.errors import InputError
 from holdfast.explanations.core.quantity import Setting
 from holdfast.utils.options import check_options
@@ -91,10 +93,7 @@ def nearest_boundary(model: nn.Module, x: Tensor, setting: Setting, search: Boun
     rows = torch.arange(len(x), device=x.device).split(setting.chunk)
     with frozen(model):
         parts = [_one_chunk(model, x[r], setting.select(r), search) for r in rows]
-    x_adv, distance, gradients, queries = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("x_adv", "distance", "gradients", "queries")
-    )
-    return Nearest(x_adv, distance, tuple(name for part in parts for name in part.by), gradients, queries)
+    return concatenate(parts)
 
 
 def _one_chunk(model: nn.Module, x: Tensor, setting: Setting, search: BoundarySearch) -> Nearest:
