@@ -99,7 +99,9 @@ def get_nearest(method: str) -> NearestForm:
     except InputError:
         form = None
     if form is None:
-        raise InputError(f"unknown method '{method}'. " + did_you_mean(str(method), nearest_methods()))
+        raise InputError(
+            f"unknown method '{method}' for the nearest example. " + did_you_mean(str(method), nearest_methods())
+        )
     return form
 
 
