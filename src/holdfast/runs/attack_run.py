@@ -23,12 +23,12 @@ from holdfast.runs.attack_png import save_pngs
 from holdfast.runs.attack_summary import summarize
 from holdfast.utils.hashes import hash_model, hash_tensors
 from holdfast.audits.inputs import exact_text, inputs_of, to_model, to_numpy, versions_of
-from holdfast.utils.options import check_options, options_of
+from holdfast.utils.options import check_options
 from holdfast.audits.stages import LEARNED
 from holdfast.utils.progress import progress_bars
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
 from holdfast.data import Dataset
-from holdfast.errors import InputError, did_you_mean
+from holdfast.errors import InputError
 from holdfast.utils.png import is_picture
 from holdfast.registry import get
 from holdfast.results import AttackResult
