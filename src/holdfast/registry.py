@@ -242,7 +242,8 @@ def get(kind: Literal["train"], name: str) -> Part: ...
 def get(kind: Kind, name: str) -> Method: ...
 def get(kind: Kind, name: str) -> Method:
     """The method of that kind and name, or an error that suggests the nearest one."""
-    load_methods(kind)
+    if name not in _METHODS[kind]:
+        load_methods(kind)
     if name not in _METHODS[kind]:
         raise InputError(f"unknown {kind} method '{name}'. " + did_you_mean(name, _METHODS[kind]))
     return _METHODS[kind][name]

@@ -22,7 +22,7 @@ from holdfast.analyze.pac_bayes import (
     robust_gap,
     sqrt_bound,
 )
-from holdfast.attacks.pgd import perturb
+from holdfast.attacks.core.ascent import perturb
 from holdfast.errors import InputError
 from holdfast.random import Noise
 

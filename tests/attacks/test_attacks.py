@@ -1,11 +1,14 @@
 """The contract of every attack, over the whole registry."""
 
+import sys
+
 import pytest
 import torch
 from nets import QUICK_ATTACKS, tiny_nets
 from torch import Tensor, nn
 
 import holdfast as hf
+from holdfast.attacks.core.nearest import nearest_options
 from holdfast.errors import HoldfastError, InputError
 
 pytestmark = pytest.mark.usefixtures("short_autoattack")
@@ -246,3 +249,18 @@ def test_a_model_that_draws_random_numbers(name, threat):
     if not ENTRIES[name].stochastic or name == "autoattack":
         with pytest.raises(InputError, match="eot-pgd"):
             run(name, model, x, y, THREATS[threat])
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_number_has_a_range(name):
+    """A number without a range would be checked by hand, or not at all."""
+    plain = {option.name: option.text for option in ENTRIES[name].text_options.values()}
+    assert not [option for option, text in plain.items() if text in ("a number", "an integer")]
+
+
+@pytest.mark.parametrize("name", [m for m, e in ENTRIES.items() if e.nearest is not None])
+def test_both_forms_of_a_minimum_norm_attack_have_the_same_options(name):
+    entry = ENTRIES[name]
+    assert nearest_options(name) == entry.typed_options
+    assert entry.function.__name__ == name.replace("-", "_")
+    assert getattr(sys.modules[entry.function.__module__], entry.function.__name__) is entry.function

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.attacks.pgd import BALLS, perturb
+from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.checks import check_labels, check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from holdfast.attacks.pgd import perturb
+from holdfast.attacks.core.ascent import perturb
 from holdfast.checks import check_inputs, check_labels, check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import BALLS, pgd
+from holdfast.attacks.core.ascent import BALLS
+from holdfast.attacks.pgd import pgd
 from holdfast.certificates import certify
 from holdfast.random import Noise
 from holdfast.threats import Threat

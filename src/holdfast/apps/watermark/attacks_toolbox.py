@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdfast.apps.watermark.adversaries import Targets, Tuning, Watch, fine_tune, train_on
 from holdfast.apps.watermark.anatomy import last_layer, matrices, shuffle_chain
 from holdfast.apps.watermark.backdoors import neural_cleanse, neural_laundering
-from holdfast.attacks.pgd import perturb
+from holdfast.attacks.core.ascent import perturb
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.threats import Linf

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.eot import seeded
+from holdfast.attacks.core.chance import seeded
 from holdfast.errors import UnsupportedError
 from holdfast.explanations.core.answers import describe, finite
 from holdfast.explanations.core.paths import completeness_error

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import steepest
 from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.minimum_norm import norm_of, per_input
-from holdfast.attacks.pgd import steepest
 from holdfast.checks import check_task
 from holdfast.errors import InputError
 from holdfast.explanations import explain

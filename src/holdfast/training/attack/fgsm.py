@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.losses import Loss
-from holdfast.attacks.pgd import BALLS, perturb
 from holdfast.registry import Part, register
 from holdfast.training.attack.pgd import Mode, gradient_at
 from holdfast.training.context import Context, in_mode

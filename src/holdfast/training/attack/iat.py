@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import perturb
 from holdfast.attacks.core.losses import Loss
-from holdfast.attacks.pgd import perturb
 from holdfast.registry import Part, register
 from holdfast.threats import Box
 from holdfast.training.attack.pgd import Mode, pgd

@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import Loss
-from holdfast.attacks.pgd import BALLS, perturb
 from holdfast.registry import Part, register
 from holdfast.training.context import Context, in_mode
 from holdfast.utils.options import Count, Positive

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.attacks.pgd import BALLS, steepest
+from holdfast.attacks.core.ascent import BALLS, steepest
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.utils.options import Count, Positive
