@@ -11,9 +11,9 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.audits.plan import PLANS, Plan, Step, make_plan
-from holdfast.audits.rounds import hidden_values
-from holdfast.audits.stages import Side
-from holdfast.audits.store import Outcome
+from holdfast.audits.rows import Outcome
+from holdfast.audits.schedule import hidden_values
+from holdfast.audits.side import Side
 
 tasks = import_module("holdfast.audits.task")
 
@@ -128,8 +128,7 @@ def test_plans_go_from_cheap_to_costly_and_can_be_replaced():
 def test_linear_bounds_are_left_out_where_the_network_is_too_large(task, monkeypatch):
     model, x, y = task
     assert hidden_values(model, x[:1]) == 12
-    rounds = import_module("holdfast.audits.rounds")
-    monkeypatch.setattr(rounds, "LARGEST", 11)
+    monkeypatch.setattr(import_module("holdfast.audits.schedule"), "LARGEST", 11)
     result = hf.audit(model, (x, y), "linf:0.08", budgets=1, progress=False)
     (text,) = result.brackets[0].skipped
     assert text.startswith("certify auto: the network has 12 hidden values, and linear bounds pay up to 11")

@@ -14,13 +14,14 @@ from holdfast.attacks.core.indicators import THREATS, Indicator, indicators
 from holdfast.attacks.core.nature import Nature
 from holdfast.attacks.core.stages import untouched
 from holdfast.audits.inputs import to_numpy
-from holdfast.audits.saved import save_arrays
-from holdfast.audits.store import Example, Outcome, Store
+from holdfast.audits.rows import Example, Outcome
+from holdfast.audits.store import Store
 from holdfast.certificates import Smoothed
 from holdfast.errors import InputError, SoundnessError, StorageError
 from holdfast.explanations import explain
 from holdfast.threats import Threat
 from holdfast.utils.limits import parse_json
+from holdfast.utils.resume import save_arrays
 
 PROBED = 64  # inputs that tell whether the attack can be trusted: a few seconds for a small network
 EXPLAINED = 200  # pictures that say what decides: fifty gradients each
@@ -40,8 +41,8 @@ def trust(
 ) -> tuple[Indicator, ...]:
     """Signs that the attack failed for reasons of its own, on some inputs x, y.
 
-    For threats without probes there are those alone that the nature of the model gives away. `broken` says which of the
-    inputs the attack broke.
+    Threats without probes get only the signs that the nature of the model gives away. `broken` says which of the inputs
+    the attack broke.
     """
     # The probes would count examples of a smoothed model that fresh noise does not confirm.
     if not len(x) or isinstance(model, Smoothed):
@@ -80,7 +81,7 @@ def explained(
 ) -> tuple[Example, ...]:
     """The examples of x, y with what decides between each and its input: integrated gradients from one to the other.
 
-    They go without for a model that has no gradients, or whose gradients are those of many noisy copies.
+    A model that has no gradients, or that averages them over many noisy copies, gets its examples back without.
     """
     if not examples or isinstance(model, Smoothed):
         return examples
@@ -113,9 +114,11 @@ def unsound(
     """The error for a certified input that was broken; puts the evidence into a file first.
 
     Args:
-        folder: that of the run, or None.
-        label: of the input.  proof: radius and certificate.  outcome: what broke it.
-        examples: where that of the input may be.
+        folder: folder of the run, or None.
+        label: true class of the input.
+        proof: radius and certificate.
+        outcome: what broke it.
+        examples: may hold the example of the input.
         threat: the largest one.
         alpha: probability that a proof is wrong, if it is not zero.
     """
@@ -126,10 +129,10 @@ def unsound(
     arrays = {} if example is None else {"x": example.x, "x_adv": example.x_adv}
     about = {"label": label, "threat": str(threat), "certified": radius, "broken": outcome.size}
     try:
-        save_arrays(path, **arrays, **about)
+        save_arrays(path, {**arrays, **about})
         kept = f"the evidence is in '{path}'"
     except OSError as error:
-        kept = f"the evidence could not be written to '{path}': {error}"
+        kept = f"the evidence could not be kept: {error}"
     excuse = f"the proof is wrong with probability {alpha:g}; if you see it twice, " if alpha else ""
     return SoundnessError(
         f"input {position} is certified by '{certificate}' up to {radius:.6g} in {threat.name}, but the attack "
