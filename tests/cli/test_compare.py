@@ -95,7 +95,7 @@ def test_a_killed_comparison_says_how_to_go_on(holdfast, trained, tmp_path, monk
 
     run = ["compare", *trained, "--attack", "none", "--inputs", 10, "--out", "both"]
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_json", stops)
+        patch.setattr("holdfast.runs.compare.write_json", stops)
         code, _, err = holdfast(*run)
     assert (code, err) == (130, "stopped; finished batches are in both. Go on: same command\n")
     (stored,) = (tmp_path / "both" / "results").iterdir()

@@ -15,8 +15,8 @@ from rich.text import Text
 from holdfast.audits.bracket import interval_text, percent
 from holdfast.audits.report.markdown import plain
 from holdfast.audits.report.page import duration
+from holdfast.utils.files import write_text
 from holdfast.utils.intervals import clopper_pearson
-from holdfast.training.folder import write_text
 
 JSON_VERSION = 1
 STEPS = 40  # of PGD
@@ -63,11 +63,14 @@ class Row:
     """One run.
 
     Attributes:
-        name: of its folder.  method: objective, attack and regularisers, as the recipe says.
+        name: name of its folder.
+        method: objective, attack and regularisers, as the recipe says.
         scores: by "clean", "pgd" and, unless there was none, the name of the second attack.
-        seconds: training time.  images_per_second: over all of it.
+        seconds: training time.
+        images_per_second: over all of the training.
         peak_memory_mb: the highest of all epochs; None where the run did not measure it.
-        best_epoch: the epoch whose weights were kept, from 1.  epochs: how many there were.
+        best_epoch: the epoch whose weights were kept, from 1.
+        epochs: how many there were.
         robust_gap: highest minus last robust accuracy on the validation split; None without one.
         key: decides the stored results: model file, inputs, threat and attacks.
     """
@@ -126,7 +129,7 @@ class Comparison:
         return json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def save(self, folder: str | Path) -> Path:
-        """Writes `compare.json`, `.csv`, `.md` and `.svg` into `folder`, replacing older ones; returns the folder."""
+        """Write `compare.json`, `.csv`, `.md` and `.svg` into `folder`, replacing older ones; return the folder."""
         for name, text in zip(FILES, (self.to_json(), self.to_csv(), self.to_markdown(), self.to_svg()), strict=True):
             write_text(Path(folder) / name, text)
         return Path(folder)
