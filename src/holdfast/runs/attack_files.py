@@ -21,7 +21,7 @@ import numpy.typing as npt
 from holdfast.errors import InputError
 from holdfast.utils.files import write_json, write_text
 from holdfast.utils.limits import parse_json, read_text
-from holdfast.utils.resume import as_stored, check_same, load_arrays, reading, save_arrays
+from holdfast.utils.resume import as_stored, check_folder, check_same, load_arrays, reading, save_arrays
 
 RUN, PARTS, RESULTS, SUMMARY, PNG = "attack.json", "parts", "results.csv", "summary.json", "png"
 EXAMPLES = "examples.npz"
@@ -59,8 +59,7 @@ def open_folder(folder: Path, fingerprint: dict[str, Any], *, resume: bool) -> l
 
     A folder that holds results is refused unless `resume`; one in which a run stored nothing counts as empty.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"out: '{folder}' is a file; give a folder")
+    check_folder(folder)
     paths = sorted((folder / PARTS).glob("*.npz"))
     results = [name for name in (SUMMARY, RESULTS, EXAMPLES) if (folder / name).exists()]
     if (paths or results) and not resume:

@@ -32,7 +32,7 @@ from holdfast.utils.files import write_json
 from holdfast.utils.hashes import hash_tensors
 from holdfast.utils.limits import parse_json, read_text
 from holdfast.utils.progress import progress_bars
-from holdfast.utils.resume import reading
+from holdfast.utils.resume import check_folder, reading
 
 ATTACKS = ("autoattack", "cascade", "none")
 RESULTS = "results"
@@ -171,8 +171,7 @@ def _check_models(runs: Sequence[Run], dataset: Dataset, *, given: bool) -> None
 
 def _check_free(folder: Path, settings: Settings, keys: Sequence[str], *, force: bool) -> None:
     """Refuse a folder with another comparison; the same one, or one with some of these runs, may grow."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"out: '{folder}' is a file; give a folder")
+    check_folder(folder)
     found = [name for name in FILES if (folder / name).exists()]
     if force or not found:
         return

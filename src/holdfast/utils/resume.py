@@ -42,6 +42,12 @@ def check_same(stored: Mapping[str, Any], now: Mapping[str, Any], where: str) ->
         )
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a file in the place of the folder of a run."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"out: '{folder}' is a file; give a folder")
+
+
 @contextmanager
 def reading(path: Path, way_out: str) -> Iterator[None]:
     """Turn all that a damaged file makes fail into one error that names it; a missing file stays FileNotFoundError."""
