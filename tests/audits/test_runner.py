@@ -206,7 +206,7 @@ def test_evidence_that_cannot_be_written_is_still_an_error(tmp_path, monkeypatch
     def full(*args, **kwargs):
         raise OSError("no space left")
 
-    monkeypatch.setattr(evidence, "save_arrays", full)
+    monkeypatch.setattr("holdfast.audits.job.save_arrays", full)
     with pytest.raises(hf.SoundnessError, match=r"by 'auto'.*no space left"):
         audit(model, points(model), hf.Linf(0.3), out=tmp_path)
 

@@ -132,3 +132,19 @@ def test_a_side_that_nothing_is_known_of():
         "certified": 0,
         "attacked": 0,
     }
+
+
+def test_an_example_inside_a_proof_is_a_contradiction():
+    side = Side(0, tuple(hf.Linf(1.0).budgets(4)), (0.25, 0.5, 0.75, 1.0))
+    side.note("certify", Outcome(0, True, None, "ibp", 0.5))
+    side.note("certify", Outcome(0, False, None, "", 0.0))
+    assert side.proved[0] == (0.5, "ibp")
+    side.note("attack", Outcome(0, False, 1, "pgd", 0.51))
+    assert not side.contradicted(0)
+    side.note("attack", Outcome(0, False, 1, "pgd", 0.6))
+    assert side.broken[0].size == 0.51
+    side.note("attack", Outcome(0, False, 1, "pgd", 0.5))
+    assert side.contradicted(0), "a proof of 0.5 covers an example of 0.5"
+    side.note("certify", Outcome(1, True, None, "gloro", 0.61))
+    side.note("attack", Outcome(1, False, 1, "pgd", 0.6))
+    assert side.contradicted(1), "between two levels as well"

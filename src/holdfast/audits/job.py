@@ -1,6 +1,7 @@
 """One audit under way: cuts a step into tasks, has them done, and stores what comes back."""
 
 import math
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.nature import Nature
 from holdfast.audits.engine import Engine
-from holdfast.audits.evidence import unsound
 from holdfast.audits.inputs import to_model
 from holdfast.audits.live import Live
 from holdfast.audits.plan import Step
@@ -22,6 +22,7 @@ from holdfast.audits.store import Store
 from holdfast.audits.task import Found, Task
 from holdfast.errors import SoundnessError
 from holdfast.registry import get
+from holdfast.utils.resume import save_arrays
 
 LEARNED = 250  # inputs that an attack may learn from: a few seconds for a small network
 
@@ -130,7 +131,21 @@ class Job:
         return Task(step.stage, step.method, options, self.seed, threat, index, x, y, size, radii, self.draws)
 
     def _unsound(self, side: Side, position: int, found: Found) -> SoundnessError:
-        proof, outcome = side.proved[position], side.broken[position]
+        """The error for a certified input that was broken; puts the evidence into a file first."""
+        (radius, certificate), outcome = side.proved[position], side.broken[position]
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-")) if self.folder is None else self.folder
+        path = folder / f"soundness-{position}.npz"
         examples = (*found.examples, *self.store.examples(side.number, [position]))
-        label = int(self.y[position])
-        return unsound(self.folder, label, proof, outcome, examples, side.threat, alpha=self.alpha)
+        arrays = next(({"x": e.x, "x_adv": e.x_adv} for e in examples if e.position == position), {})
+        about = {"label": int(self.y[position]), "threat": str(side.threat), "certified": radius}
+        try:
+            save_arrays(path, {**arrays, **about, "broken": outcome.size})
+            kept = f"the evidence is in '{path}'"
+        except OSError as error:
+            kept = f"the evidence could not be kept: {error}"
+        excuse = f"the proof is wrong with probability {self.alpha:g}; if you see it twice, " if self.alpha else ""
+        return SoundnessError(
+            f"input {position} is certified by '{certificate}' up to {radius:.6g} in {side.threat.name}, but the "
+            f"attack '{outcome.by}' broke it with an example of size {outcome.size:.6g}. One of the two is wrong: "
+            f"{excuse}this is a bug in Holdfast, please report it; {kept}."
+        )

@@ -9,7 +9,6 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.nature import Nature
 from holdfast.audits import evidence, search
 from holdfast.audits.bracket import Bracket, Record
 from holdfast.audits.inputs import to_numpy
@@ -86,11 +85,7 @@ def _run_step(job: Job, plan: Plan, pair: Pair, until: float) -> int:
 
 
 def _bracket(job: Job, side: Side, clean: Mapping[int, Outcome]) -> Bracket:
-    probed = torch.tensor(side.right[: evidence.PROBED], dtype=torch.long)
-    broken = [position in side.broken for position in probed.tolist()]
-    job.show("trust", 0, len(probed))
-    task = (*job.take(probed), side.threat.select(probed))
-    trust = evidence.trust(job.store, side.number, job.model, *task, broken, seed=job.seed, nature=job.nature)
+    trust = evidence.trust(job, side)  # before the times are read: it adds its own
     shown = slice(side.finer - 1, None, side.finer)
     return Bracket(
         threat=str(side.threat),
@@ -133,10 +128,7 @@ def _examples(job: Job, side: Side, clean: Mapping[int, Outcome]) -> tuple[Examp
     """Pictures for the report: of the smallest examples first, then of the inputs that hold."""
     order = sorted(side.broken, key=lambda position: (side.broken[position].size, position))
     broken = job.store.examples(side.number, order[:GALLERY])
-    known = broken[: evidence.EXPLAINED]
-    index = torch.tensor([example.position for example in known], dtype=torch.long)
-    if job.nature == Nature():
-        known = evidence.explained(job.model, *job.take(index), side.threat, known)
+    known = evidence.explained(job, side, broken[: evidence.EXPLAINED])
     held = [position for position in clean if position not in side.broken][: GALLERY - len(broken)]
     rest = tuple(Example(position, to_numpy(job.x[position])) for position in held)
     return (*known, *broken[evidence.EXPLAINED :], *rest)

@@ -2,7 +2,6 @@
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator
 
 VERSION, BEFORE = 3, 2
 APPLICATION_ID = 0x484F4C44  # "HOLD": tells our files from other SQLite files
@@ -68,11 +67,6 @@ def upgrade(db: sqlite3.Connection, key: bytes) -> None:
         db.execute(TABLES[table])
         rows = db.execute(f"SELECT * FROM {table}_before ORDER BY {order}")
         marks = ", ".join("?" * (len(rows.description) + 1))
-        db.executemany(f"INSERT INTO {table} VALUES ({marks})", _sealed_rows(key, table, rows))
+        db.executemany(f"INSERT INTO {table} VALUES ({marks})", (sealed(key, table, *row) for row in rows))
         db.execute(f"DROP TABLE {table}_before")
     db.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def _sealed_rows(key: bytes, table: str, rows: sqlite3.Cursor) -> Iterator[tuple[object, ...]]:
-    for row in rows:
-        yield sealed(key, table, *row)
