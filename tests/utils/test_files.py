@@ -34,7 +34,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
-        with pytest.raises(StorageError, match=r"cannot write .*file: .*untouched; check permissions and free space"):
+        with pytest.raises(StorageError, match=r"cannot write .*file: .*untouched; make room"):
             write_bytes(tmp_path / "file", b"x" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -17,7 +17,7 @@ from holdfast.audits.job import Job
 from holdfast.audits.live import Live
 from holdfast.audits.plan import HURRIED
 from holdfast.audits.result import Audit
-from holdfast.audits.saved import remove_leftovers, save_audit
+from holdfast.audits.saved import FILES, save_audit
 from holdfast.audits.schedule import carry_out
 from holdfast.audits.side import Side, make_side
 from holdfast.audits.store import Store
@@ -25,6 +25,7 @@ from holdfast.certificates import Smoothed
 from holdfast.data import Dataset
 from holdfast.errors import InputError
 from holdfast.threats import L2, Threat
+from holdfast.utils.files import remove_leftovers
 from holdfast.utils.progress import progress_bars
 
 STORE = "audit.sqlite"
@@ -150,7 +151,7 @@ def audit(
                 groups=columns,
             )
             if folder is not None:
-                remove_leftovers(folder)
+                remove_leftovers(*(folder / name for name in FILES))  # the lock of the store is held
                 save_audit(result, folder)
         except BaseException as error:
             live.end("failed", error=str(error) or type(error).__name__)

@@ -13,22 +13,17 @@ from holdfast.audits.rows import Example
 from holdfast.errors import StorageError
 from holdfast.utils.files import write_text
 from holdfast.utils.limits import parse_json, read_text, shortened
-from holdfast.utils.resume import load_arrays, reading, save_arrays
+from holdfast.utils.resume import GO_ON, load_arrays, reading, save_arrays
 
 REPORT, RESULT, EXAMPLES, PROGRESS = "report.html", "audit.json", "examples-{}.npz", "progress.json"
 TEXTS = {"results.csv": to_csv, "badge.svg": badge, "model-card.md": model_card}
+FILES = (RESULT, REPORT, PROGRESS, *TEXTS, EXAMPLES.format("*"))
+"""Patterns of the names of all files that an audit writes beside its store."""
 T = TypeVar("T")
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed run left half written; only the run that holds the lock of the store may do so."""
-    for name in (RESULT, REPORT, PROGRESS, *TEXTS, EXAMPLES.format("*")):
-        for path in folder.glob(f".{name}.*"):
-            path.unlink(missing_ok=True)
-
-
 def save_audit(audit: Audit, folder: Path) -> Path:
-    """Write the report and the results into `folder`, see docs/audit.md; returns the path of the report."""
+    """Write the report and the results into `folder`, see docs/audit.md; return the path of the report."""
     texts = {
         RESULT: audit.to_json(),
         **{name: write(audit) for name, write in TEXTS.items()},
@@ -37,7 +32,7 @@ def save_audit(audit: Audit, folder: Path) -> Path:
     for number, bracket in enumerate(audit.brackets):
         save_arrays(folder / EXAMPLES.format(number), _arrays(bracket))
     for name, text in texts.items():
-        write_text(folder / name, text)
+        write_text(folder / name, text, way_out=GO_ON)
     return folder / REPORT
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from holdfast.errors import InputError
 from holdfast.utils.files import write_json, write_text
 from holdfast.utils.limits import parse_json, read_text
-from holdfast.utils.resume import as_stored, check_folder, check_same, load_arrays, reading, save_arrays
+from holdfast.utils.resume import GO_ON, as_stored, check_folder, check_same, load_arrays, reading, save_arrays
 
 RUN, PARTS, RESULTS, SUMMARY, PNG = "attack.json", "parts", "results.csv", "summary.json", "png"
 EXAMPLES = "examples.npz"
@@ -70,7 +70,7 @@ def open_folder(folder: Path, fingerprint: dict[str, Any], *, resume: bool) -> l
     if resume:
         check_same(_stored_settings(folder / RUN), fingerprint, f"'{folder}'")
     else:
-        write_json(folder / RUN, as_stored(fingerprint))
+        write_json(folder / RUN, as_stored(fingerprint), way_out=GO_ON)
     return [_load_part(path) for path in paths]
 
 
@@ -111,7 +111,7 @@ def save_results(
     table.writerow(["index", "label", *columns])
     for row in zip(found.index.tolist(), y.tolist(), *(getattr(found, c).tolist() for c in columns), strict=True):
         table.writerow(["" if value == np.inf else value for value in row])
-    write_text(folder / RESULTS, text.getvalue())
+    write_text(folder / RESULTS, text.getvalue(), way_out=GO_ON)
     examples = {"x": x, "x_adv": found.x_adv, "y": y, "success": found.success, "by": found.by, "index": found.index}
     save_arrays(folder / EXAMPLES, examples)
-    write_json(folder / SUMMARY, as_stored(summary))
+    write_json(folder / SUMMARY, as_stored(summary), way_out=GO_ON)

@@ -1,6 +1,5 @@
 """What all runs that can be resumed share: settings that must match, arrays in files, errors with the way out."""
 
-import io
 import json
 import zipfile
 import zlib
@@ -13,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import HoldfastError, InputError, StorageError
-from holdfast.utils.files import write_bytes
+from holdfast.utils.files import write_whole
 
+GO_ON = "check the path, permissions and free space, then go on with the same folder"
+"""The way out for a run that cannot write."""
 Arrays = dict[str, npt.NDArray[Any]]
 _DAMAGED = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
@@ -61,9 +62,7 @@ def reading(path: Path, way_out: str) -> Iterator[None]:
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write a compressed .npz, whole or not at all, in a folder that is made when missing."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    write_bytes(path, buffer.getvalue())
+    write_whole(path, lambda file: np.savez_compressed(file, **arrays), way_out=GO_ON)
 
 
 def load_arrays(path: Path) -> Arrays:
