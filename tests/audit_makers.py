@@ -5,7 +5,7 @@ import numpy as np
 from holdfast.attacks.core.indicators import Indicator
 from holdfast.audits.bracket import Bracket, Record
 from holdfast.audits.result import Audit
-from holdfast.audits.store import Example
+from holdfast.audits.rows import Example
 
 TRUST = (
     Indicator("huge-budget", True, 0.5, "5 of 10 inputs: held & held"),

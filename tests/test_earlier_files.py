@@ -16,7 +16,6 @@ from earlier.make import ATTACK, AUDIT, CERTIFY, COMPARE, PROOF, SMOOTHING
 
 EARLIER = Path(__file__).parent / "earlier"
 EXPECTED = json.loads((EARLIER / "expected.json").read_text())
-schema_2 = pytest.mark.xfail(strict=True, reason="stores of schema 2 are upgraded on opening")
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +189,6 @@ def test_a_report_is_made_of_a_finished_audit(holdfast):
             assert f"{100 * level['attacked_accuracy']:.1f} %" in page
 
 
-@schema_2
 def test_a_finished_audit_is_not_run_again(holdfast):
     before = read_json("audit/finished/audit.json")
     holdfast(*AUDIT, "--out", "audit/finished")
@@ -202,7 +200,6 @@ def test_a_finished_audit_is_not_run_again(holdfast):
     assert EXPECTED["audit"]["headline"] in Path("audit/finished/report.html").read_text()
 
 
-@schema_2
 def test_a_finished_audit_is_opened_from_python():
     model, data = hf.load_model("models/mlp.safetensors"), hf.load_data("data.npz")
     how = {"budget": "quick", "n": 10, "budgets": 2, "progress": False}
@@ -214,7 +211,6 @@ def test_a_finished_audit_is_opened_from_python():
         assert list(bracket.attacked) == [level["attacked_accuracy"] for level in expected["levels"][1:]]
 
 
-@schema_2
 def test_a_killed_audit_goes_on_to_the_numbers_of_a_whole_one(holdfast):
     started = read_json("audit/killed/progress.json")
     assert started["state"] == "running"

@@ -1,20 +1,18 @@
 """Puts new seals on a store that was changed: what somebody does who knows the rule."""
 
-import hashlib
 import sqlite3
 
-from holdfast.audits.store import Store
+from holdfast.audits.tables import SEALED, seal_key, sealed
 
 
 def reseal(path):
-    store = Store.__new__(Store)
     with sqlite3.connect(path) as database:
         text = database.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone() or ("",)
-        store._key = hashlib.sha256(str(text[0]).encode()).digest()
-        for table in ("outcome", "example", "batch", "trust"):
+        key = seal_key(str(text[0]))
+        for table in SEALED:
             rows = [row[:-1] for row in database.execute(f"SELECT * FROM {table}").fetchall()]
             database.execute(f"DELETE FROM {table}")
             for row in rows:
                 marks = ", ".join("?" * (len(row) + 1))
-                database.execute(f"INSERT INTO {table} VALUES ({marks})", store._sealed(table, *row))
+                database.execute(f"INSERT INTO {table} VALUES ({marks})", sealed(key, table, *row))
     database.close()

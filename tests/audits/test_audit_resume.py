@@ -16,7 +16,8 @@ import pytest
 import holdfast as hf
 from audits.sealing import reseal
 from holdfast.audits import audit, load_audit
-from holdfast.audits.store import Example, Key, Outcome, Store
+from holdfast.audits.rows import Example, Key, Outcome
+from holdfast.audits.store import Store
 
 WORKER = Path(__file__).with_name("killed_audit.py")
 SHARED = runpy.run_path(str(WORKER))

@@ -17,7 +17,8 @@ from torch import nn
 import holdfast as hf
 from audits.sealing import reseal
 from clock import within
-from holdfast.audits.store import Key, Outcome, Store
+from holdfast.audits.rows import Key, Outcome
+from holdfast.audits.store import Store
 
 SECONDS = 30.0  # an audit takes a tenth of one
 TABLES = {

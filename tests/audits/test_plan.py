@@ -11,9 +11,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.audits.plan import PLANS, Plan, Step, make_plan
-from holdfast.audits.rounds import hidden_values
-from holdfast.audits.stages import Side
-from holdfast.audits.store import Outcome
+from holdfast.audits.schedule import hidden_values
 
 tasks = import_module("holdfast.audits.task")
 
@@ -128,8 +126,7 @@ def test_plans_go_from_cheap_to_costly_and_can_be_replaced():
 def test_linear_bounds_are_left_out_where_the_network_is_too_large(task, monkeypatch):
     model, x, y = task
     assert hidden_values(model, x[:1]) == 12
-    rounds = import_module("holdfast.audits.rounds")
-    monkeypatch.setattr(rounds, "LARGEST", 11)
+    monkeypatch.setattr(import_module("holdfast.audits.schedule"), "LARGEST", 11)
     result = hf.audit(model, (x, y), "linf:0.08", budgets=1, progress=False)
     (text,) = result.brackets[0].skipped
     assert text.startswith("certify auto: the network has 12 hidden values, and linear bounds pay up to 11")
@@ -138,22 +135,6 @@ def test_linear_bounds_are_left_out_where_the_network_is_too_large(task, monkeyp
     assert [step.at_once(hidden) for hidden in (0, 5_000, 10_000, 500_000)] == [100, 100, 25, 1]
     assert Step("certify", "milp", batch=4, square=True).at_once(12) == 4
     assert Step("certify", "auto").at_once(10**6) is None
-
-
-def test_an_example_inside_a_proof_is_a_contradiction():
-    side = Side(0, tuple(hf.Linf(1.0).budgets(4)), (0.25, 0.5, 0.75, 1.0))
-    side.note("certify", Outcome(0, True, None, "ibp", 0.5))
-    side.note("certify", Outcome(0, False, None, "", 0.0))
-    assert side.proved[0] == (0.5, "ibp")
-    side.note("attack", Outcome(0, False, 1, "pgd", 0.51))
-    assert not side.contradicted(0)
-    side.note("attack", Outcome(0, False, 1, "pgd", 0.6))
-    assert side.broken[0].size == 0.51
-    side.note("attack", Outcome(0, False, 1, "pgd", 0.5))
-    assert side.contradicted(0), "a proof of 0.5 covers an example of 0.5"
-    side.note("certify", Outcome(1, True, None, "gloro", 0.61))
-    side.note("attack", Outcome(1, False, 1, "pgd", 0.6))
-    assert side.contradicted(1), "between two levels as well"
 
 
 def test_groups_and_classes_split_the_bracket(task, tmp_path):

@@ -14,6 +14,7 @@ import holdfast as hf
 from holdfast.audits import audit as full_audit
 from holdfast.audits import load_audit
 from holdfast.data import load_data
+from holdfast.random import Noise
 from holdfast.results import AttackResult, CertifyResult
 
 tasks = import_module("holdfast.audits.task")
@@ -205,7 +206,7 @@ def test_evidence_that_cannot_be_written_is_still_an_error(tmp_path, monkeypatch
     def full(*args, **kwargs):
         raise OSError("no space left")
 
-    monkeypatch.setattr(evidence, "save_arrays", full)
+    monkeypatch.setattr("holdfast.audits.job.save_arrays", full)
     with pytest.raises(hf.SoundnessError, match=r"by 'auto'.*no space left"):
         audit(model, points(model), hf.Linf(0.3), out=tmp_path)
 
@@ -305,7 +306,7 @@ def fake_methods(monkeypatch):
     ):
         table = registry._METHODS[kind]
 
-        def nothing(model, x, y, threat, *, noise=None):
+        def nothing(model, x, y, threat, *, noise: Noise | None = None):
             zero = torch.zeros(len(x), dtype=torch.int64)
             return AttackResult(x, zero.bool(), ("",) * len(x), zero, zero)
 

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.audits import audit
 from holdfast.audits.engine import local
-from holdfast.audits.store import SCHEMA_VERSION, Example, Key, Outcome, Store
+from holdfast.audits.rows import Example, Key, Outcome
+from holdfast.audits.store import Store
+from holdfast.audits.tables import VERSION
 
 SHARED = runpy.run_path(str(Path(__file__).with_name("random_kills.py")))
 COMMANDS = 5  # of SQL in one batch: begin, outcomes, examples, time, commit
@@ -180,7 +182,7 @@ def test_a_store_can_be_used_again_as_soon_as_the_first_audit_ended(tmp_path, wh
     assert first.done + second.done == whole[1]
 
 
-@pytest.mark.parametrize("version", [0, 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("version", [0, 1, VERSION + 1])
 def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path, version):
     """As the first version of Holdfast wrote it: the message names both versions and the way out."""
     path = tmp_path / "audit.sqlite"
@@ -197,9 +199,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path, version)
     """)
     database.close()
     before = path.read_bytes()
-    with pytest.raises(
-        hf.StorageError, match=f"schema version {version}, this Holdfast reads {SCHEMA_VERSION}"
-    ) as caught:
+    with pytest.raises(hf.StorageError, match=f"schema version {version}, this Holdfast reads {VERSION}") as caught:
         run(tmp_path, Watched())
     assert "choose another folder" in str(caught.value)
     assert path.read_bytes() == before

@@ -14,8 +14,9 @@ from scipy.stats import binom
 
 import holdfast as hf
 from holdfast.data import Dataset
-from holdfast.runs.compare import Run, _best_epoch, compare, default_folder, method_text
+from holdfast.runs.compare import compare, default_folder
 from holdfast.runs.compare_plot import FILES, Score
+from holdfast.runs.finished import Run, best_epoch, method_text
 from holdfast.training import folder as files
 from holdfast.utils.files import write_json, write_text
 from holdfast.utils.intervals import clopper_pearson
@@ -219,7 +220,7 @@ def test_a_killed_comparison_goes_on_where_it_stopped(runs, tmp_path, monkeypatc
 
     out = tmp_path / "killed"
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.runs.compare.write_json", stops)
+        patch.setattr(module, "write_json", stops)
         with pytest.raises(KeyboardInterrupt):
             quick(runs, attack="cascade", inputs=10, out=out)
     assert [path.name for path in out.iterdir()] == ["results"]
@@ -261,7 +262,7 @@ def test_damaged_results_are_named(runs, tmp_path):
     path = out / "results" / f"{key}.json"
     for text in ("{", "[]", '{"by": {}}', json.dumps({"by": {"pgd": [""] * 41}})):
         path.write_text(text)
-        with pytest.raises(hf.StorageError, match=f"{key}.json'.*Delete the file to judge the run again"):
+        with pytest.raises(hf.StorageError, match=f"{key}.json'.*delete the file to judge the run again"):
             quick(runs, out=out)
 
 
@@ -445,6 +446,6 @@ def test_a_full_disk_or_a_file_in_the_way_is_a_clear_error(runs, tmp_path):
 
 def test_best_epoch_of_a_run_whose_recipe_cannot_be_read_again(tmp_path):
     run = Run(tmp_path, "run", {}, None, tuple(HISTORY), "")
-    assert _best_epoch(run) == 2
+    assert best_epoch(run) == 2
     clean = tuple({key: value for key, value in row.items() if key != "validation_robust"} for row in HISTORY)
-    assert _best_epoch(replace(run, history=clean)) == 3
+    assert best_epoch(replace(run, history=clean)) == 3

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from holdfast.attacks.core.indicators import Indicator, Verdict, verdict
-from holdfast.audits.store import Example
+from holdfast.audits.rows import Example
 from holdfast.utils.intervals import clopper_pearson
 
 DOUBTS = {"reliable": "", "suspicious": "the attack may be unreliable", "unreliable": "the attack is unreliable"}
@@ -50,7 +50,7 @@ class Record:
 class Level:
     """The bracket of all inputs at one budget; counts of `inputs`.
 
-    certified <= inputs that truly hold <= attacked, where attacked counts those that survive the attack.
+    certified <= inputs that truly hold <= attacked, where attacked counts the inputs that survive the attack.
     """
 
     threat: str
@@ -114,7 +114,7 @@ class Bracket:
         seconds: time spent in each step, over all starts of the run.
         skipped: what was not done and why, a sentence each.
         proved: whether any certificate was run.
-        examples: adversarial examples, those of the smallest size first.
+        examples: adversarial examples, the smallest first.
     """
 
     threat: str

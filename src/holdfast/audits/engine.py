@@ -7,7 +7,7 @@ from torch import nn
 from holdfast.audits.task import Found, Task, work
 
 Engine = Callable[[nn.Module, Iterable[Task]], Iterator[tuple[Task, Found]]]
-"""Does every task and yields it with its result as soon as it is done, in any order.
+"""Do every task and yield it with its result as soon as it is done, in any order.
 
 The caller stores each result before it asks for the next, and may stop asking: what is not yielded is not done.
 """

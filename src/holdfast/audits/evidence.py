@@ -1,54 +1,41 @@
-"""What an audit keeps beside its numbers: why the attack can be trusted, pictures, and a proof that broke."""
+"""What an audit keeps beside its numbers: whether the attack can be trusted, and what decides in the pictures."""
 
 import json
-import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from holdfast.attacks.core.indicators import THREATS, Indicator, indicators
 from holdfast.attacks.core.nature import Nature
 from holdfast.attacks.core.stages import untouched
 from holdfast.audits.inputs import to_numpy
-from holdfast.audits.saved import save_arrays
-from holdfast.audits.store import Example, Outcome, Store
+from holdfast.audits.job import Job
+from holdfast.audits.rows import Example
+from holdfast.audits.side import Side
 from holdfast.certificates import Smoothed
-from holdfast.errors import InputError, SoundnessError, StorageError
+from holdfast.errors import InputError, StorageError
 from holdfast.explanations import explain
-from holdfast.threats import Threat
 from holdfast.utils.limits import parse_json
 
 PROBED = 64  # inputs that tell whether the attack can be trusted: a few seconds for a small network
 EXPLAINED = 200  # pictures that say what decides: fifty gradients each
 
 
-def trust(
-    store: Store,
-    bracket: int,
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    broken: list[bool],
-    *,
-    seed: int,
-    nature: Nature,
-) -> tuple[Indicator, ...]:
-    """Signs that the attack failed for reasons of its own, on some inputs x, y.
+def trust(job: Job, side: Side) -> tuple[Indicator, ...]:
+    """Signs that the attack failed for reasons of its own, on the first inputs that are classified right.
 
-    For threats without probes there are those alone that the nature of the model gives away. `broken` says which of the
-    inputs the attack broke.
+    Threats without probes get only the signs that the nature of the model gives away.
     """
+    index = torch.tensor(side.right[:PROBED], dtype=torch.long)
+    job.show("trust", 0, len(index))
     # The probes would count examples of a smoothed model that fresh noise does not confirm.
-    if not len(x) or isinstance(model, Smoothed):
+    if not len(index) or isinstance(job.model, Smoothed):
         return ()
-    if threat.name not in THREATS:
-        return _signs(nature)
-    stored = store.trust(bracket)
+    if side.threat.name not in THREATS:
+        return _signs(job.nature)
+    stored = job.store.trust(side.number)
     if stored is not None:
         try:
             return tuple(Indicator(**indicator) for indicator in parse_json(stored, finite=False))
@@ -57,10 +44,12 @@ def trust(
                 f"the audit store holds indicators that cannot be read ({error}); delete the file to start again"
             ) from error
     start = time.perf_counter()
+    x, y = job.take(index)
+    broken = [position in side.broken for position in index.tolist()]
     attacked = replace(untouched(x), success=torch.tensor(broken, device=x.device))
-    found = indicators(model, x, y, threat, attacked, seed=seed)
+    found = indicators(job.model, x, y, side.threat.select(index), attacked, seed=job.seed)
     text = json.dumps([asdict(indicator) for indicator in found])
-    store.add_trust(bracket, text, inputs=len(x), seconds=time.perf_counter() - start)
+    job.store.add_trust(side.number, text, inputs=len(x), seconds=time.perf_counter() - start)
     return found
 
 
@@ -75,64 +64,19 @@ def _signs(nature: Nature) -> tuple[Indicator, ...]:
     return tuple(found)
 
 
-def explained(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, examples: tuple[Example, ...]
-) -> tuple[Example, ...]:
-    """The examples of x, y with what decides between each and its input: integrated gradients from one to the other.
+def explained(job: Job, side: Side, examples: tuple[Example, ...]) -> tuple[Example, ...]:
+    """The examples with what decides between each and its input: integrated gradients from one to the other.
 
-    They go without for a model that has no gradients, or whose gradients are those of many noisy copies.
+    A model that has no gradients, or that averages them over many noisy copies, gets its examples back without.
     """
-    if not examples or isinstance(model, Smoothed):
+    if not examples or job.nature != Nature() or isinstance(job.model, Smoothed):
         return examples
+    x, y = job.take(torch.tensor([example.position for example in examples]))
+    how: dict[str, Any] = {"quantity": "margin", "low": side.threat.low, "high": side.threat.high, "tolerance": None}
     x_adv = torch.stack([torch.tensor(example.x_adv) for example in examples]).to(x)
     try:
-        found = explain(
-            *(model, x, y, "integrated-gradients"),
-            baseline=x_adv,
-            quantity="margin",
-            low=threat.low,
-            high=threat.high,
-            tolerance=None,
-        )
+        found = explain(job.model, x, y, "integrated-gradients", baseline=x_adv, **how)
     except InputError:
         return examples
     values = to_numpy(found.attribution)
     return tuple(replace(example, attribution=values[i]) for i, example in enumerate(examples))
-
-
-def unsound(
-    folder: Path | None,
-    label: int,
-    proof: tuple[float, str],
-    outcome: Outcome,
-    examples: Sequence[Example],
-    threat: Threat,
-    *,
-    alpha: float | None,
-) -> SoundnessError:
-    """The error for a certified input that was broken; puts the evidence into a file first.
-
-    Args:
-        folder: that of the run, or None.
-        label: of the input.  proof: radius and certificate.  outcome: what broke it.
-        examples: where that of the input may be.
-        threat: the largest one.
-        alpha: probability that a proof is wrong, if it is not zero.
-    """
-    (radius, certificate), position = proof, outcome.position
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-")) if folder is None else folder
-    path = folder / f"soundness-{position}.npz"
-    example = next((e for e in examples if e.position == position), None)
-    arrays = {} if example is None else {"x": example.x, "x_adv": example.x_adv}
-    about = {"label": label, "threat": str(threat), "certified": radius, "broken": outcome.size}
-    try:
-        save_arrays(path, **arrays, **about)
-        kept = f"the evidence is in '{path}'"
-    except OSError as error:
-        kept = f"the evidence could not be written to '{path}': {error}"
-    excuse = f"the proof is wrong with probability {alpha:g}; if you see it twice, " if alpha else ""
-    return SoundnessError(
-        f"input {position} is certified by '{certificate}' up to {radius:.6g} in {threat.name}, but the attack "
-        f"'{outcome.by}' broke it with an example of size {outcome.size:.6g}. One of the two is wrong: {excuse}this is "
-        f"a bug in Holdfast, please report it; {kept}."
-    )

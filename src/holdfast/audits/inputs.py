@@ -43,7 +43,7 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def exact_text(threat: Threat) -> str:
-    """Text that differs whenever the threat does; that of a Box only describes it."""
+    """Text that differs whenever the threat does; the plain text of a Box only describes it."""
     return f"{threat} {hash_tensors({'radius': threat.radius})}" if isinstance(threat, Box) else str(threat)
 
 

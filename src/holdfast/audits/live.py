@@ -11,16 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from holdfast.audits.saved import PROGRESS, write_whole
+from holdfast.audits.saved import PROGRESS
+from holdfast.utils.files import write_text
 
 _EVERY = 1.0  # seconds
 
 
 class Live:
-    """Writes the state of a run into its folder, at most once a second; does nothing without a folder.
+    """Write the state of a run into its folder, at most once a second; do nothing without a folder.
 
     Args:
-        folder: that of the run, or None.
+        folder: folder of the run, or None.
         about: what does not change: name, data, created.
     """
 
@@ -46,4 +47,4 @@ class Live:
         nothing = {"step": "", "done": 0, "total": 0, "seconds": 0.0, "error": None, "brackets": []}
         body = {"state": state, **self._about, "updated": now, **nothing, **values}
         with suppress(OSError):  # a full disk stops the run where results are stored, not where they are shown
-            write_whole(self._path, lambda file: file.write(json.dumps(body, sort_keys=True).encode()))
+            write_text(self._path, json.dumps(body, sort_keys=True))

@@ -26,11 +26,12 @@ class Step:
 
     Attributes:
         stage: which of the two.
-        method: its name.  options: of it.
+        method: registered name.
+        options: options of the method.
         batch: the most inputs to give it at a time, where it is slow.
-        threats: run it for these alone; empty for all that it handles.
+        threats: run it for these only; empty for all that it handles.
         fine: look for radii on the finer grid.
-        square: its cost grows with the square of the hidden values of a network, as that of linear bounds does.
+        square: its cost grows with the square of the hidden values of a network, as the cost of linear bounds does.
     """
 
     stage: Literal["certify", "attack"]
@@ -50,8 +51,13 @@ class Step:
         """As tables and bars call it."""
         return f"{self.stage} {self.method}"
 
+    @property
+    def settles_all_levels(self) -> bool:
+        """Whether one look at the largest level settles the smaller ones too: a certificate that samples does."""
+        return self.stage == "certify" and "radii" in get("certify", self.method).options
+
     def at_once(self, hidden: int) -> int | None:
-        """Most inputs to give it at a time, for a network with so many hidden values."""
+        """Most inputs to give it at a time, for a network with `hidden` hidden values."""
         if not self.square:
             return self.batch
         return min(self.batch or 100, max(1, int(100 * (SMALL / max(hidden, 1)) ** 2)))
@@ -63,12 +69,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of an audit, each on the inputs that those before it left undecided.
+    """The steps of an audit, each on the inputs that the steps before it left undecided.
 
     Attributes:
         name: as it was asked for.
         steps: from cheap to costly.
-        finer: radii are searched on a grid so many times finer than that of the budgets.
+        finer: grid refinement: radii are searched on `finer` levels for each reported budget.
         seconds: time limit, or None.
     """
 
@@ -117,7 +123,7 @@ PLANS = {
     "standard": Plan("standard", _FULL, finer=2),
     "thorough": Plan("thorough", (*_FULL, *_COSTLY), finer=4),
 }
-# Attacks on a model that draws random numbers: those that average over draws, of each plan.
+# Attacks on a model that draws random numbers: they average over draws.
 _EOT = Step("attack", "eot-pgd")
 _LONG_EOT = Step("attack", "eot-pgd", {"average": "outputs", "steps": 40, "restarts": 2, "momentum": 0.75})
 _PIXELS = Step("attack", "cascade", threats=("patch", "sparse"))
@@ -164,18 +170,18 @@ def make_plan(
     attack_options: Mapping[str, Any] | None = None,
     certify_options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of that name, or the thorough one with a time limit; a method that is named takes the place of its own.
+    """Make the plan of that name, or the thorough one with a time limit; a named method replaces the plan's own.
 
     A model that draws random numbers gets attacks that average over draws, and no certificate; a model without
     gradients gets attacks by queries; one with useless gradients gets some of these beside the others.
 
     Args:
         budget: "quick", "standard", "thorough", a time such as "90s", "10m" or "1.5h", or seconds.
-        nature: of the model.
-        attack: run this attack alone; None takes those of the plan.
-        certify: run this certificate alone; "auto" takes those of the plan, None runs none.
-        attack_options: of the attack, which is "cascade" alone if none is named.
-        certify_options: of the certificate, which is "auto" alone if none is named.
+        nature: what is known of the model.
+        attack: run only this attack; None takes the attacks of the plan.
+        certify: run only this certificate; "auto" takes the certificates of the plan, None runs none.
+        attack_options: options of the attack; with no attack named, only "cascade" is run.
+        certify_options: options of the certificate; with no certificate named, only "auto" is run.
 
     >>> make_plan("10m").seconds, [step.method for step in make_plan("quick", attack="fgsm", certify="ibp").steps]
     (600.0, ['ibp', 'fgsm'])
@@ -185,19 +191,19 @@ def make_plan(
     fitting = _for_nature(plan, nature)
     proofs = [step for step in fitting if step.stage == "certify"]
     attacks = [step for step in fitting if step.stage == "attack"]
-    alone = (attack is not None or bool(attack_options), certify != "auto" or bool(certify_options))
-    if alone[0]:
+    only = (attack is not None or bool(attack_options), certify != "auto" or bool(certify_options))
+    if only[0]:
         attacks = [Step("attack", attack or "cascade", dict(attack_options or {}))]
         _check_nature(attacks[0], nature)
-    if alone[1]:
+    if only[1]:
         if nature.random and certify is not None:
             raise UnsupportedError(
-                f"certify='{certify}' cannot be run: {NO_PROOF}. certify=None runs the attacks alone."
+                f"certify='{certify}' cannot be run: {NO_PROOF}. certify=None runs only the attacks."
             )
         proofs = [] if certify is None else [Step("certify", certify, dict(certify_options or {}), fine=True)]
     # An attack that is named comes after the cheap certificates, which it tests, and before the others.
-    first = len(proofs) if alone[1] else len(_PROOFS)
-    steps = (*proofs[:first], *attacks, *proofs[first:]) if any(alone) else fitting
+    first = len(proofs) if only[1] else len(_PROOFS)
+    steps = (*proofs[:first], *attacks, *proofs[first:]) if any(only) else fitting
     return Plan(str(budget), steps, plan.finer, seconds)
 
 
@@ -246,7 +252,7 @@ def _check_nature(step: Step, nature: Nature) -> None:
 
 
 def check_plan(plan: Plan, threat: Threat, *, named: set[str]) -> None:
-    """Refuses, before any work is done, what a step cannot do; a step that nobody named is left out instead."""
+    """Validate every step up front; skip unsupported steps unless the user named them."""
     for step in plan.steps:
         # An audit without the rounding-error term of the certificate would prove nothing, so `sound` is no choice here.
         taken = [key for key in step.options if key in _OURS]
@@ -259,7 +265,7 @@ def check_plan(plan: Plan, threat: Threat, *, named: set[str]) -> None:
         try:
             get(step.stage, step.method).check(threat, options)
         except UnsupportedError as error:
-            way_out = " An audit with certify=None runs the attack alone." if step.stage == "certify" else ""
+            way_out = " An audit with certify=None runs only the attack." if step.stage == "certify" else ""
             raise UnsupportedError(f"{error}{way_out}") from error
 
 

@@ -1,6 +1,6 @@
 """The batches of an audit on a Ray cluster: the same answers as in one process, from as many processes as there are.
 
-A task is a function of the model and of itself alone, so that it may be done anywhere, in any order, and once more
+A task is a function of the model and of itself only, so that it may be done anywhere, in any order, and once more
 where a worker died. Ray (Moritz et al., "Ray: A Distributed Framework for Emerging AI Applications", 2018) starts the
 processes, moves the objects and repeats what was lost.
 """
@@ -54,7 +54,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> Engine
 
 
 def _connect(ray: Any, address: str | None, workers: int | None) -> _Connection | None:
-    """Joins a cluster or starts one; None where the caller has done so already and will end it."""
+    """Join a cluster or start one; None where the caller has done so already and will end it."""
     if ray.is_initialized():
         return _joined.get("ray")  # of an engine that is still in use, if any
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -82,7 +82,7 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> _Connection 
 
 
 def _knock(address: str) -> None:
-    """Raises OSError if nobody listens at host:port; Ray itself would go on trying for minutes."""
+    """Raise OSError if nobody listens at host:port; Ray itself would go on trying for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from holdfast.attacks.core.indicators import Indicator, Verdict
 from holdfast.audits.bracket import Bracket, Level, Record, interval_text, percent
-from holdfast.audits.store import Example
+from holdfast.audits.rows import Example
 
 JSON_VERSION = 2
 # What audit.json holds as it is, beside the brackets.
@@ -22,7 +22,7 @@ _DOUBT = ("reliable", "suspicious", "unreliable")
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """An audited model. What speaks of one threat (`certified`, `records`, ...) is that of the first one.
+    """An audited model. What speaks of one threat (`certified`, `records`, ...) speaks of the first one.
 
     Attributes:
         name: what the model is called in the report.
@@ -180,7 +180,7 @@ class Audit:
         return render([self])
 
     def save(self, folder: str | Path) -> Path:
-        """Writes the report and the results into `folder`; returns the path of the report."""
+        """Write the report and the results into `folder`; return the path of the report."""
         from holdfast.audits.saved import save_audit
 
         return save_audit(self, Path(folder))

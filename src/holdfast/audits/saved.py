@@ -1,83 +1,39 @@
-"""Saves an audit in a folder and reads it back. Files appear whole or not at all."""
+"""Save an audit in a folder and read it back."""
 
-import os
-import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable
 from dataclasses import fields
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from holdfast.attacks.core.indicators import Indicator
 from holdfast.audits.bracket import Bracket, Record
 from holdfast.audits.report.card import badge, model_card, to_csv
 from holdfast.audits.result import FIELDS, JSON_VERSION, Audit
-from holdfast.audits.store import Example
+from holdfast.audits.rows import Example
 from holdfast.errors import StorageError
+from holdfast.utils.files import write_text
 from holdfast.utils.limits import parse_json, read_text, shortened
+from holdfast.utils.resume import GO_ON, load_arrays, reading, save_arrays
 
 REPORT, RESULT, EXAMPLES, PROGRESS = "report.html", "audit.json", "examples-{}.npz", "progress.json"
 TEXTS = {"results.csv": to_csv, "badge.svg": badge, "model-card.md": model_card}
+FILES = (RESULT, REPORT, PROGRESS, *TEXTS, EXAMPLES.format("*"))
+"""Patterns of the names of all files that an audit writes beside its store."""
 T = TypeVar("T")
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Lets `write` fill a file beside `path`, then puts it in its place: a reader never sees half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes private files; a report is to be shared as the user's umask says.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def save_arrays(path: Path, **arrays: Any) -> None:
-    """Writes a compressed .npz, in a folder that is made when missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda file: np.savez_compressed(file, **arrays))
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what a killed run left half written; only the run that holds the lock of the store may do so."""
-    for name in (RESULT, REPORT, PROGRESS, *TEXTS, EXAMPLES.format("*")):
-        for path in folder.glob(f".{name}.*"):
-            path.unlink(missing_ok=True)
-
-
 def save_audit(audit: Audit, folder: Path) -> Path:
-    """Writes the report and the results into `folder`, see docs/audit.md; returns the path of the report."""
+    """Write the report and the results into `folder`, see docs/audit.md; return the path of the report."""
     texts = {
         RESULT: audit.to_json(),
         **{name: write(audit) for name, write in TEXTS.items()},
         REPORT: audit.to_html(),
     }
-    try:
-        for number, bracket in enumerate(audit.brackets):
-            save_arrays(folder / EXAMPLES.format(number), **_arrays(bracket))
-        for name, text in texts.items():
-            write_whole(folder / name, partial(_write, text.encode()))
-    except OSError as error:
-        raise StorageError(
-            f"cannot save the audit in '{folder}': {error}; check the path, permissions and free space"
-        ) from error
+    for number, bracket in enumerate(audit.brackets):
+        save_arrays(folder / EXAMPLES.format(number), _arrays(bracket))
+    for name, text in texts.items():
+        write_text(folder / name, text, way_out=GO_ON)
     return folder / REPORT
-
-
-def _write(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
 
 
 def _arrays(bracket: Bracket) -> dict[str, Any]:
@@ -90,7 +46,7 @@ def _arrays(bracket: Bracket) -> dict[str, Any]:
 
 
 def load_audit(folder: str | Path) -> Audit:
-    """Reads an audit back from the folder that `Audit.save` or `audit(out=...)` wrote."""
+    """Read an audit back from the folder that `Audit.save` or `audit(out=...)` wrote."""
     path = Path(folder) / RESULT
     try:
         body = parse_json(read_text(path))
@@ -178,10 +134,7 @@ def _load_examples(path: Path) -> tuple[Example, ...]:
     """The pictures; a folder without them still gives a report."""
     if not path.exists():
         return ()
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            positions = [int(key[2:]) for key in arrays.files if key.startswith("x_")]
-            found = {key: arrays[key] for key in arrays.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise StorageError(f"cannot read '{path}': {error}; delete it to go without pictures") from error
+    with reading(path, "delete it to go without pictures"):
+        found = load_arrays(path)
+        positions = [int(key[2:]) for key in found if key.startswith("x_")]
     return tuple(Example(p, found[f"x_{p}"], found.get(f"adv_{p}"), found.get(f"why_{p}")) for p in positions)

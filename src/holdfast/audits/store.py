@@ -7,80 +7,20 @@ seal is no signature: somebody who knows the rule can forge it. So nothing that 
 takes.
 """
 
-import hashlib
 import json
 import math
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
-
+from holdfast.audits import tables
+from holdfast.audits.rows import Example, Key, Outcome, packed, unpacked
 from holdfast.errors import InputError, StorageError
 from holdfast.utils.limits import parse_json
-
-SCHEMA_VERSION = 3
-_APPLICATION_ID = 0x484F4C44  # "HOLD": tells our files from other SQLite files
-_SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    """CREATE TABLE outcome (
-        bracket INTEGER NOT NULL, step INTEGER NOT NULL, level INTEGER NOT NULL, position INTEGER NOT NULL,
-        passed INTEGER NOT NULL, prediction INTEGER, by TEXT NOT NULL, size REAL, seal TEXT NOT NULL,
-        PRIMARY KEY (bracket, step, level, position)) WITHOUT ROWID""",
-    """CREATE TABLE example (
-        bracket INTEGER NOT NULL, position INTEGER NOT NULL, size REAL NOT NULL, shape TEXT NOT NULL,
-        dtype TEXT NOT NULL, x BLOB NOT NULL, x_adv BLOB NOT NULL, seal TEXT NOT NULL,
-        PRIMARY KEY (bracket, position))""",
-    """CREATE TABLE batch (
-        bracket INTEGER NOT NULL, step TEXT NOT NULL, inputs INTEGER NOT NULL, seconds REAL NOT NULL,
-        wall REAL NOT NULL, seal TEXT NOT NULL)""",
-    "CREATE TABLE trust (bracket INTEGER PRIMARY KEY, text TEXT NOT NULL, seal TEXT NOT NULL)",
-)
-
-
-class Key(NamedTuple):
-    """Which outcomes: of which threat, of which step of the plan, at which of its budgets."""
-
-    bracket: int
-    step: int
-    level: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one stage found for one input at one budget.
-
-    Attributes:
-        position: of the input in the data.
-        passed: classified right ("clean"), certified ("certify"), or not broken ("attack").
-        prediction: class given to the input ("clean") or to the adversarial example ("attack"); None for "certify".
-        by: the method that decided; empty where none did.
-        size: largest radius proved ("certify") or size of the example ("attack"); None where there is none.
-    """
-
-    position: int
-    passed: bool
-    prediction: int | None = None
-    by: str = ""
-    size: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Example:
-    """An input and the adversarial example found for it, if any: arrays of one input's shape.
-
-    `attribution`, of the same shape, says what of the input the model's answer rests on, on the way from the example.
-    """
-
-    position: int
-    x: npt.NDArray[np.floating]
-    x_adv: npt.NDArray[np.floating] | None = None
-    attribution: npt.NDArray[np.floating] | None = None
+from holdfast.utils.resume import check_same
 
 
 class Store:
@@ -117,54 +57,40 @@ class Store:
         self._db.execute("PRAGMA synchronous = FULL")
         with self._transaction():
             if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                self._create(fingerprint, created)
-        self._check_file()
+                tables.create(self._db)
+                rows = [("fingerprint", json.dumps(fingerprint, default=repr)), ("created", created)]
+                self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+        version = self._check_file()
         text = self._meta("fingerprint")
-        self._check_fingerprint(parse_json(text, finite=False), fingerprint)
-        self._key = hashlib.sha256(text.encode()).digest()
+        stored = parse_json(text, finite=False)
+        if not isinstance(stored, dict):
+            raise self._corrupt("its fingerprint is not a table")
+        check_same(stored, fingerprint, self._where)
+        self._key = tables.seal_key(text)
+        if version == tables.BEFORE:
+            with self._transaction():
+                tables.upgrade(self._db, self._key)
         self._check_times()
 
-    def _create(self, fingerprint: dict[str, Any], created: str) -> None:
-        for statement in _SCHEMA:
-            self._db.execute(statement)
-        self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        rows = [("fingerprint", json.dumps(fingerprint, default=repr)), ("created", created)]
-        self._db.executemany("INSERT INTO meta VALUES (?, ?)", rows)
-
-    def _check_file(self) -> None:
-        if self._db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+    def _check_file(self) -> int:
+        """The version of the file, after a look at its tables."""
+        if self._db.execute("PRAGMA application_id").fetchone()[0] != tables.APPLICATION_ID:
             raise StorageError(f"{self._where} is an SQLite file of another program; choose another folder")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version != SCHEMA_VERSION:
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version not in (tables.VERSION, tables.BEFORE):
             raise StorageError(
-                f"{self._where} has schema version {version}, this Holdfast reads {SCHEMA_VERSION}; "
-                "choose another folder, or use the Holdfast that wrote it"
+                f"{self._where} has schema version {version}, this Holdfast reads {tables.VERSION} and "
+                f"{tables.BEFORE}; choose another folder, or use the Holdfast that wrote it"
             )
         found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise self._corrupt(found)
-        # A view or a trigger in the place of a table could run for ever.
-        known = self._db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        if sorted(row[0] for row in known) != sorted(_SCHEMA):
+        if not tables.has_tables(self._db, version):
             raise self._corrupt("its tables are not those that Holdfast makes")
+        return version
 
     def _corrupt(self, reason: object) -> StorageError:
         return StorageError(f"{self._where} is corrupt ({reason}); delete the file to start again")
-
-    def _check_fingerprint(self, stored: Any, now: dict[str, Any]) -> None:
-        if not isinstance(stored, dict):
-            raise self._corrupt("its fingerprint is not a table")
-        now = json.loads(
-            json.dumps(now, default=repr)
-        )  # the form it has after a trip through the file: tuples are lists
-        different = [key for key in {**stored, **now} if stored.get(key) != now.get(key)]
-        if different:
-            changes = "; ".join(f"{key}: was {stored.get(key)!r}, is {now.get(key)!r}" for key in different)
-            raise InputError(
-                f"{self._where} holds the results of another run and cannot be resumed ({changes}). "
-                "Repeat the settings of that run, or choose another folder."
-            )
 
     def _meta(self, key: str) -> str:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -172,21 +98,13 @@ class Store:
             raise self._corrupt(f"no '{key}'")
         return str(row[0])
 
-    def _seal(self, *row: object) -> str:
-        """Checksum of the values of a row."""
-        found = hashlib.blake2b(key=self._key, digest_size=8)
-        for value in row:
-            part = value if isinstance(value, bytes) else repr(value).encode(errors="backslashreplace")
-            found.update(len(part).to_bytes(8, "little") + part)
-        return found.hexdigest()
-
     def _sealed(self, table: str, *row: object) -> tuple[object, ...]:
-        return (*row, self._seal(table, *row))
+        return tables.sealed(self._key, table, *row)
 
     def _opened(self, table: str, row: Sequence[Any], what: str) -> Sequence[Any]:
         """The values of a row, after a look at its seal."""
         *values, seal = row
-        if seal != self._seal(table, *values):
+        if seal != self._sealed(table, *values)[-1]:
             raise StorageError(
                 f"{self._where} was changed after it was written: {what} does not match its seal. Restore the file "
                 "from a copy, or delete it to start again"
@@ -209,10 +127,17 @@ class Store:
         seconds: float,
         wall: float | None = None,
     ) -> None:
-        """Stores one batch: all of it or, when the process dies or the disk is full, nothing of it.
+        """Store one batch: all of it or, when the process dies or the disk is full, nothing of it.
 
-        Of several examples of an input the smallest one is kept. `name` is that of the step, `seconds` the work of the
-        batch, `wall` the time that passed for it if that is less, as on a cluster.
+        The smallest example of each input is kept.
+
+        Args:
+            key: which outcomes.
+            name: name of the step.
+            outcomes: one for each input.
+            examples: for the inputs that broke.
+            seconds: the work of the batch.
+            wall: the time that passed for it, if that is less, as on a cluster.
         """
         rows = [
             self._sealed("outcome", *key, o.position, int(o.passed), o.prediction, o.by, _real(o.size))
@@ -220,7 +145,7 @@ class Store:
         ]
         sizes = {o.position: o.size or 0.0 for o in outcomes}
         blobs = [
-            self._sealed("example", key.bracket, e.position, float(sizes[e.position]), *_packed(e)) for e in examples
+            self._sealed("example", key.bracket, e.position, float(sizes[e.position]), *packed(e)) for e in examples
         ]
         with self._guarded("write"), self._transaction():
             self._db.executemany("INSERT INTO outcome VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
@@ -237,7 +162,7 @@ class Store:
         self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def add_trust(self, bracket: int, text: str, *, inputs: int, seconds: float) -> None:
-        """Stores what tells whether the attack can be trusted, found on so many inputs."""
+        """Store what tells whether the attack can be trusted; it took `seconds` on so many `inputs`."""
         with self._guarded("write"), self._transaction():
             self._db.execute("INSERT INTO trust VALUES (?, ?, ?)", self._sealed("trust", bracket, text))
             self._add_time(bracket, "trust", inputs, seconds, seconds)
@@ -259,7 +184,7 @@ class Store:
                 what = f"the outcome of input {row[3]} at level {key.level} of step {key.step} on threat {key.bracket}"
                 _, _, _, position, passed, prediction, by, size, *_ = self._opened("outcome", row, what)
                 found[position] = Outcome(position, bool(passed), prediction, by, size)
-                if not _is_plain(found[position]):
+                if not found[position].is_plain:
                     raise self._corrupt(f"{what} is not one that Holdfast writes")
         return found
 
@@ -273,8 +198,7 @@ class Store:
                 if row is not None:
                     what = f"the example of input {position} on threat {bracket}"
                     _, _, _, shape, dtype, *blobs = self._opened("example", row, what)
-                    x, x_adv = (_unpack(blob, parse_json(shape), dtype) for blob in blobs)
-                    found.append(Example(position, x, x_adv))
+                    found.append(unpacked(position, shape, dtype, *blobs))
         return tuple(found)
 
     def seconds(self, bracket: int) -> dict[str, float]:
@@ -310,7 +234,7 @@ class Store:
 
     @contextmanager
     def _guarded(self, verb: str) -> Iterator[None]:
-        """Turns what SQLite, zlib and the file system throw into one error that says what can be done."""
+        """Turn what SQLite, zlib and the file system throw into one error that says what can be done."""
         try:
             yield
         except (StorageError, InputError):
@@ -324,30 +248,5 @@ class Store:
             raise StorageError(f"cannot {verb} {self._where}: {error}; check the path and permissions") from error
 
 
-def _is_plain(outcome: Outcome) -> bool:
-    """Whether the values have the types that an outcome has, and its size is a number."""
-    size, prediction = outcome.size, outcome.prediction
-    texts = isinstance(outcome.by, str) and isinstance(prediction, int | None)
-    return texts and (size is None or (isinstance(size, float) and 0 <= size < math.inf))
-
-
 def _real(size: float | None) -> float | None:
     return None if size is None else float(size)
-
-
-def _packed(example: Example) -> tuple[str, str, bytes, bytes]:
-    """Shape, dtype, input and example."""
-    assert example.x_adv is not None
-    x, x_adv = example.x, example.x_adv.astype(example.x.dtype)
-    return json.dumps(x.shape), x.dtype.str, _pack(x), _pack(x_adv)
-
-
-def _pack(values: npt.NDArray[np.floating]) -> bytes:
-    return zlib.compress(np.ascontiguousarray(values).tobytes(), 6)
-
-
-def _unpack(content: bytes, shape: list[int], dtype: str) -> npt.NDArray[np.floating]:
-    """What `_pack` packed; never more of it than the shape has room for."""
-    kind = np.dtype(dtype)
-    values = zlib.decompressobj().decompress(content, math.prod(shape) * kind.itemsize + 1)
-    return np.frombuffer(values, kind).reshape(shape)

@@ -1,4 +1,4 @@
-"""One batch of an audit's work: a function of the model and the task alone, wherever and however often it is run."""
+"""One batch of an audit's work: a function of the model and the task only, wherever and however often it is run."""
 
 import time
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from holdfast.attacks import attack as run_attack
 from holdfast.attacks.core.chance import mean_prediction, seeded
 from holdfast.audits.inputs import to_numpy
-from holdfast.audits.store import Example, Outcome
+from holdfast.audits.rows import Example, Outcome
 from holdfast.certificates import Smoothed
 from holdfast.certificates import certify as run_certify
 from holdfast.checks import check_logits
@@ -62,7 +62,7 @@ class Found:
 
 
 def work(model: nn.Module, task: Task) -> Found:
-    """Does the task."""
+    """Do the task."""
     started = time.perf_counter()
     with seeded(task.seed + int(task.index[0]), task.x.device):  # whatever a random model draws follows from the task
         outcomes, examples = {"clean": _classify, "certify": _certify, "attack": _attack}[task.stage](model, task)
@@ -92,7 +92,7 @@ def _certify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]
 
 
 def _attack(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]:
-    """`passed` where the input held; else `size` is that of the example, after the way back to the input is cut."""
+    """`passed` where the input held; else `size` is the size of the example, after the way back to the input is cut."""
     threat = task.threat
     assert threat is not None
     found = run_attack(model, task.x, task.y, threat, task.method, seed=task.seed, index=task.index, **task.options)
@@ -123,7 +123,7 @@ def _attack(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]
 
 
 def _predict(model: nn.Module, task: Task, x: Tensor, seed: int) -> Tensor:
-    """Class of each input, (B,): of a random model that of the mean softmax over the draws of this seed."""
+    """Class of each input, (B,); a random model answers with its mean softmax over the draws of this seed."""
     logits = check_logits(model, x)
     return (mean_prediction(model, x, task.draws, seed) if task.draws else logits).argmax(1)
 

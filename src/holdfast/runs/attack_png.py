@@ -1,4 +1,4 @@
-"""Adversarial examples as 8-bit pictures, only those that survive the rounding."""
+"""Adversarial examples as 8-bit pictures, if they survive the rounding."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.audits.inputs import to_model
-from holdfast.runs.attack_files import Found, write_bytes
+from holdfast.runs.attack_files import Found
 from holdfast.threats import Threat
+from holdfast.utils.files import write_bytes
 from holdfast.utils.png import encode_png
 
 
@@ -45,10 +46,12 @@ def contains_rounded(threat: Threat, x_adv: Tensor, x: Tensor) -> Tensor:
 def save_pngs(
     model: nn.Module, x: Tensor, y: Tensor, found: Found, threat: Threat | None, folder: Path, *, batch_size: int
 ) -> Pictures:
-    """Writes the examples as `folder`/INDEX.png, and counts them. An input that is misclassified unchanged is none.
+    """Write the examples as `folder`/INDEX.png, and count them. An input that is misclassified unchanged is none.
 
     Args:
-        x: the inputs (N, C, H, W), C = 1 or 3.  y: their labels (N,).  found: what the attack found for them.
+        x: the inputs (N, C, H, W), C = 1 or 3.
+        y: their labels (N,).
+        found: what the attack found for them.
         threat: the set to lie in; None where the attack had none, and the range is 0 to 1.
     """
     low, high = (0.0, 1.0) if threat is None else (threat.low, threat.high)

@@ -19,7 +19,7 @@ from holdfast.attacks import nearest as run_nearest
 from holdfast.attacks.core.minimum_norm import BALLS, check_norm
 from holdfast.attacks.core.nearest import nearest_options
 from holdfast.audits.inputs import exact_text, inputs_of, to_model, to_numpy, versions_of
-from holdfast.audits.stages import LEARNED
+from holdfast.audits.job import LEARNED
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
 from holdfast.data import Dataset
 from holdfast.errors import InputError
@@ -66,7 +66,7 @@ def attack_run(
     progress: bool = True,
     name: str | None = None,
 ) -> AttackRun:
-    """Attacks the first n inputs and keeps what it finds in a folder; `attack_files` lists its files.
+    """Attack the first n inputs and keep what is found in a folder; `attack_files` lists its files.
 
     Random numbers belong to the position of an input in the data, and a resumed run cuts its batches as an
     uninterrupted one does: both give the same results.
@@ -173,7 +173,7 @@ def _attack_rest(
     bars: Progress,
     text: str,
 ) -> list[Found]:
-    """Attacks the inputs that are not stored yet, batch by batch, and stores them.
+    """Attack the inputs that are not stored yet, batch by batch, and store them.
 
     A killed run has stored whole batches from the front, so a resumed one cuts the rest just as it would have.
     """

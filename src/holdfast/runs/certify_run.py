@@ -19,6 +19,7 @@ from holdfast.errors import InputError, StorageError
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.files import write_text
 from holdfast.utils.hashes import hash_model, hash_tensors
 from holdfast.utils.options import check_options
 from holdfast.utils.progress import progress_bars
@@ -140,9 +141,6 @@ def write_rows(path: Path, rows: list[Row]) -> None:
         writer = csv.DictWriter(buffer, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(buffer.getvalue(), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    if not path.parent.is_dir():  # nobody asked for a folder here: it may be a slip of the pen
+        raise StorageError(f"cannot write {path}: there is no folder '{path.parent}'")
+    write_text(path, buffer.getvalue())

@@ -5,14 +5,9 @@ compare.svg                the plot
 results/KEY.json           what broke each input of one model, batch by batch: all that going on after a kill needs
 """
 
-import csv
 import hashlib
 import json
-import math
-import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,41 +20,28 @@ from holdfast.attacks import attack as run_attack
 from holdfast.audits.inputs import exact_text, to_model
 from holdfast.checks import check_inputs, check_logits
 from holdfast.data import Dataset, load_data
-from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
+from holdfast.errors import HoldfastError, InputError, did_you_mean
 from holdfast.models import load_model
 from holdfast.registry import get
 from holdfast.runs.compare_plot import FILES, STEPS, Comparison, Row, Score
+from holdfast.runs.finished import Run, best_epoch, method_text, read_runs
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
-from holdfast.training import folder as files
-from holdfast.training.recipe.sources import load_recipe
+from holdfast.training.folder import MODEL
 from holdfast.utils.files import write_json
 from holdfast.utils.hashes import hash_tensors
-from holdfast.utils.limits import parse_json, read_text, without_recursion
+from holdfast.utils.limits import parse_json, read_text
 from holdfast.utils.progress import progress_bars
+from holdfast.utils.resume import check_folder, reading
 
 ATTACKS = ("autoattack", "cascade", "none")
 RESULTS = "results"
 _BATCH = 100  # inputs attacked, and stored, at a time; the answer does not depend on it
 _SEED = 0
-_NEEDED = ("epoch", "seconds")
-_READ = (*_NEEDED, "images_per_second", "peak_memory_mb", "validation_clean", "validation_robust")
 
 Settings = dict[str, Any]
 Broken = dict[str, list[str]]
 """For each attack, what broke each input: "clean" where it is misclassified unchanged, "" where it held."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run as its folder tells it; `model` is the sha256 of the model file."""
-
-    folder: Path
-    name: str
-    recipe: Mapping[str, Any]
-    data: str | None
-    history: tuple[Mapping[str, float], ...]
-    model: str
 
 
 def compare(
@@ -73,14 +55,14 @@ def compare(
     force: bool = False,
     progress: bool = True,
 ) -> Comparison:
-    """Judges the models of finished runs by the same test inputs and the same adversary.
+    """Judge the models of finished runs by the same test inputs and the same adversary.
 
     Args:
         runs: folders that `train(out=...)` wrote.
-        data: a data set or its name; by default that of the recipes, which must then agree.
-        threat: what the adversary may do, at test time; by default that of the recipes, which must then agree.
+        data: a data set or its name; by default the data of the recipes, which must then agree.
+        threat: what the adversary may do, at test time; by default the threat of the recipes, which must then agree.
         attack: beside PGD with 40 steps: "autoattack", the quicker "cascade", or "none".
-        inputs: judge by the first so many inputs of the test split, or by all of them if there are fewer.
+        inputs: number of inputs from the start of the test split, or all of them if there are fewer.
         out: folder of the comparison. Results are stored there as they come; a second call does only what is missing.
         force: replace another comparison that is in `out`.
         progress: show bars, if the error output is a terminal.
@@ -126,81 +108,6 @@ def default_folder(runs: Sequence[str | Path]) -> Path:
     return Path("runs") / f"compare-{_hash(sorted(run.model for run in read_runs(runs)))[:8]}"
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs, each checked to be whole and finished; refused if one is given twice."""
-    if not folders:
-        raise InputError("give at least one folder of a finished run to compare, got none")
-    paths = [Path(folder) for folder in folders]
-    places = [path.resolve() for path in paths]
-    for i, place in enumerate(places):
-        if place in places[:i]:
-            raise InputError(f"the run '{paths[i]}' is given twice ('{paths[places.index(place)]}'); give it once")
-    short = [place.name for place in places]
-    names = [s if short.count(s) == 1 else str(path) for s, path in zip(short, paths, strict=True)]
-    return [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
-
-
-def _read_run(folder: Path, name: str) -> Run:
-    if not (folder / files.RECIPE).is_file():
-        raise InputError(
-            f"there is no training run in '{folder}': '{files.RECIPE}' is missing; "
-            "give a folder that `holdfast train --out` wrote"
-        )
-    way_out = f"Finish it: {shlex.join(['holdfast', 'train', str(folder), '--resume'])}"
-    if not (folder / files.MODEL).is_file():
-        raise InputError(f"the run in '{folder}' is not finished: '{files.MODEL}' is missing. {way_out}")
-    recipe = _table(folder / files.RECIPE, tomllib.loads)
-    about = _table(folder / files.RUN, parse_json)
-    history = _history(folder / files.HISTORY)
-    planned, done = recipe.get("epochs"), int(history[-1]["epoch"])
-    # A run that was resumed for more epochs still has the old model; one with patience may end early.
-    if isinstance(planned, int) and done < planned and "patience" not in _part(recipe, "evaluate"):
-        raise InputError(f"the run in '{folder}' is not finished: it is at epoch {done} of {planned}. {way_out}")
-    data = recipe.get("data", about.get("data"))
-    with (folder / files.MODEL).open("rb") as file:
-        model = hashlib.file_digest(file, "sha256").hexdigest()
-    # Folders can be called anything; a table and an SVG cannot show everything.
-    shown = "".join(c if c.isprintable() else "?" for c in name)
-    return Run(folder, shown, recipe, None if data is None else str(data), history, model)
-
-
-def _table(path: Path, read: Any) -> dict[str, Any]:
-    """A TOML or JSON file whose top level is a table."""
-    try:
-        text = read_text(path)
-        table = without_recursion(lambda: read(text))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(table, dict):
-        raise _damaged(path, f"expected a table, got {type(table).__name__}")
-    return table
-
-
-def _history(path: Path) -> tuple[dict[str, float], ...]:
-    """One row per epoch, of the columns that are read here; an empty cell is left out."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file, strict=True))
-    except (OSError, ValueError, csv.Error) as error:
-        raise _damaged(path, str(error)) from error
-    rows = []
-    for number, line in enumerate(lines, 2):
-        try:
-            row = {key: float(line[key]) for key in _READ if line.get(key) or key in _NEEDED}
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(path, f"line {number}: {type(error).__name__}: {error}") from error
-        if None in line or None in line.values() or not all(map(math.isfinite, row.values())):
-            raise _damaged(path, f"line {number} has too few, too many or infinite values")
-        rows.append(row)
-    if not rows:
-        raise _damaged(path, "it has no epochs")
-    return tuple(rows)
-
-
-def _damaged(path: Path, reason: str) -> StorageError:
-    return StorageError(f"cannot read '{path}': {reason}. Restore it from a copy, or train the run again.")
-
-
 def _threat(runs: Sequence[Run], given: Threat | str | None) -> Threat:
     """The threat that was given, or the one that all recipes share."""
     threats: dict[str, Threat] = {}
@@ -219,7 +126,7 @@ def _threat(runs: Sequence[Run], given: Threat | str | None) -> Threat:
 
 
 def _data(runs: Sequence[Run], given: Dataset | str | None) -> Dataset:
-    """The data that were given, or those that all recipes name."""
+    """The data that were given, or the data that all recipes name."""
     if given is not None:
         return given if isinstance(given, Dataset) else load_data(given)
     names = {run.name: run.data for run in runs}
@@ -237,7 +144,7 @@ def _data(runs: Sequence[Run], given: Dataset | str | None) -> Dataset:
 
 def _open_model(run: Run) -> nn.Module:
     try:
-        model = load_model(run.folder / files.MODEL)
+        model = load_model(run.folder / MODEL)
     except InputError as error:
         raise InputError(
             f"the run '{run.name}' cannot be compared: only models that make_model built come back from a file alone. "
@@ -264,8 +171,7 @@ def _check_models(runs: Sequence[Run], dataset: Dataset, *, given: bool) -> None
 
 def _check_free(folder: Path, settings: Settings, keys: Sequence[str], *, force: bool) -> None:
     """Refuse a folder with another comparison; the same one, or one with some of these runs, may grow."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"out: '{folder}' is a file; give a folder")
+    check_folder(folder)
     found = [name for name in FILES if (folder / name).exists()]
     if force or not found:
         return
@@ -293,7 +199,7 @@ def _judge(
     store: Path | None,
     bars: Progress,
 ) -> Broken:
-    """Attacks the model of a run where no result is stored yet; every batch is stored as it comes."""
+    """Attack the model of a run where no result is stored yet; every batch is stored as it comes."""
     broken = _stored(store, attacks, len(x))
     if all(len(names) == len(x) for names in broken.values()):
         return broken
@@ -317,18 +223,12 @@ def _stored(store: Path | None, attacks: Mapping[str, object], inputs: int) -> B
     """What broke each of the first inputs, as far as it is known."""
     if store is None or not store.exists():
         return {method: [] for method in attacks}
-    try:
+    with reading(store, "delete the file to judge the run again"):
         by = parse_json(read_text(store))["by"]
         broken = {method: [str(name) for name in by[method]] for method in attacks}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _stale(store, f"{type(error).__name__}: {error}") from error
-    if any(len(names) > inputs for names in broken.values()):
-        raise _stale(store, f"it has results of more than {inputs} inputs")
+        if any(len(names) > inputs for names in broken.values()):
+            raise ValueError(f"it has results of more than {inputs} inputs")
     return broken
-
-
-def _stale(store: Path, reason: str) -> StorageError:
-    return StorageError(f"cannot use the stored results '{store}': {reason}. Delete the file to judge the run again.")
 
 
 def _row(run: Run, key: str, broken: Broken) -> Row:
@@ -347,56 +247,11 @@ def _row(run: Run, key: str, broken: Broken) -> Row:
         peak_memory_mb=max(
             (epoch["peak_memory_mb"] for epoch in run.history if "peak_memory_mb" in epoch), default=None
         ),
-        best_epoch=_best_epoch(run),
+        best_epoch=best_epoch(run),
         epochs=int(run.history[-1]["epoch"]),
         robust_gap=max(robust) - robust[-1] if robust else None,
         key=key,
     )
-
-
-def _best_epoch(run: Run) -> int:
-    """The epoch that training kept: the later one of equals by the score that selects, else the last one."""
-    try:
-        select = load_recipe(run.folder).selects
-    except HoldfastError:  # a recipe of another version
-        select = _part(run.recipe, "evaluate").get("select", "auto")
-    if select not in ("robust", "clean"):
-        select = "robust" if "validation_robust" in run.history[-1] else "clean"
-    score = f"validation_{select}"
-    average = _part(run.recipe, "average")
-    # An average is judged from its first epoch on; snapshots of several periods are kept together, up to the last.
-    first = average.get("start_epoch", 0) if average.get("name", "none") != "none" else 0
-    judged = [(epoch[score], epoch["epoch"]) for epoch in run.history if score in epoch and epoch["epoch"] > first]
-    return int(max(judged)[1] if judged and not run.recipe.get("periods") else run.history[-1]["epoch"])
-
-
-def _part(recipe: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    part = recipe.get(key)
-    return part if isinstance(part, Mapping) else {}
-
-
-def method_text(recipe: Mapping[str, Any]) -> str:
-    """What trained the model: the parts of a recipe that make the method; others, and unknown ones, are passed over.
-
-    >>> method_text({"objective": {"name": "at", "steps": 5}, "regularizers": {"trh": {"weight": 0.1}}, "epochs": 3})
-    'at (5 steps) + trh'
-    """
-    parts = ("objective", "attack", "targets", "regularizers", "perturb_weights", "average")
-    return " + ".join(text for part in parts for text in _names(recipe.get(part))) or "unknown"
-
-
-def _names(part: object) -> list[str]:
-    """The methods that a part of a recipe names: itself a name, a table with a name, or several of them."""
-    if isinstance(part, str):
-        return [] if part in ("", "none") else [part]
-    if isinstance(part, list):
-        return [text for each in part for text in _names(each)]
-    if not isinstance(part, Mapping):
-        return []
-    if "name" not in part:
-        return [str(key) for key in part]
-    steps = f" ({part['steps']} steps)" if "steps" in part else ""
-    return [text + steps for text in _names(part["name"])]
 
 
 def _hash(content: object) -> str:

@@ -21,6 +21,7 @@ from holdfast.utils.intervals import clopper_pearson
 JSON_VERSION = 1
 STEPS = 40  # of PGD
 FILES = ("compare.json", "compare.csv", "compare.md", "compare.svg")
+_GAP_TEXT = "Robust gap: highest minus last robust accuracy on the validation split, in points."
 LABELS = {"clean": "clean", "pgd": f"PGD-{STEPS}", "autoattack": "AutoAttack", "cascade": "cascade"}
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 196, 74, 84, 52
@@ -63,11 +64,14 @@ class Row:
     """One run.
 
     Attributes:
-        name: of its folder.  method: objective, attack and regularisers, as the recipe says.
+        name: name of its folder.
+        method: objective, attack and regularisers, as the recipe says.
         scores: by "clean", "pgd" and, unless there was none, the name of the second attack.
-        seconds: training time.  images_per_second: over all of it.
+        seconds: training time.
+        images_per_second: over all of the training.
         peak_memory_mb: the highest of all epochs; None where the run did not measure it.
-        best_epoch: the epoch whose weights were kept, from 1.  epochs: how many there were.
+        best_epoch: the epoch whose weights were kept, from 1.
+        epochs: how many there were.
         robust_gap: highest minus last robust accuracy on the validation split; None without one.
         key: decides the stored results: model file, inputs, threat and attacks.
     """
@@ -96,21 +100,56 @@ class Comparison:
     inputs: int
     settings: Mapping[str, Any]
 
+    @property
+    def heading(self) -> str:
+        """What was measured."""
+        what = f"Accuracy on {self.inputs} test inputs of {self.data} at {self.threat}"
+        return f"{what}, with 95 % Clopper-Pearson intervals"
+
+    @property
+    def header(self) -> list[str]:
+        """The columns as they are shown."""
+        scores = [LABELS[name] for name in self.rows[0].scores]
+        return ["run", "method", *scores, "training", "images/s", "peak MB", "best epoch", "robust gap"]
+
     def table(self) -> Table:
-        """For the terminal."""
-        return _rich_table(self)
+        """For the terminal: two lines for each run, so that all columns fit into 80 characters."""
+        table = Table(title=self.heading, caption=_GAP_TEXT, box=None, pad_edge=False, header_style="bold")
+        run, method, *scores, time, speed, memory, epoch, gap = self.header
+        table.add_column(f"{run}\n{method}", overflow="fold")
+        for column in (*scores, f"{time}\n{speed}", memory.replace(" ", "\n"), f"{epoch}\n{gap}"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in self.rows:
+            shown = [f"{percent(score.accuracy)}\n{_ends(score)}" for score in row.scores.values()]
+            time, speed, memory, epoch, gap = _cells(row)
+            cells = [f"{row.name}\n{row.method}", *shown, f"{time}\n{speed}", memory, f"{epoch}\n{gap}"]
+            table.add_row(*map(Text, cells))  # as Text: a name may hold brackets, which are markup in a plain string
+        return table
 
     def to_markdown(self) -> str:
         """A heading that says what was measured, and the table."""
-        return _markdown(self)
+        lines = [self.header, ["---"] * 2 + ["---:"] * (len(self.header) - 2)]
+        for row in self.rows:
+            scores = [f"{percent(score.accuracy)} ({interval_text(score.interval)})" for score in row.scores.values()]
+            lines.append([plain(cell) for cell in (row.name, row.method, *scores, *_cells(row))])
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{plain(self.heading)}.\n\n{table}\n\n{_GAP_TEXT}\n"
+
+    def to_csv(self) -> str:
+        """One line per run; accuracies as shares, each with the ends of its interval."""
+        text = io.StringIO(newline="")
+        figures = ("seconds", "images_per_second", "peak_memory_mb", "best_epoch", "epochs", "robust_gap")
+        scores = [f"{name}{end}" for name in self.rows[0].scores for end in ("", "_low", "_high")]
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["name", "folder", "method", *scores, *figures])
+        for row in self.rows:
+            values = [value for score in row.scores.values() for value in (score.accuracy, *score.interval)]
+            table.writerow([row.name, row.folder, row.method, *values, *(getattr(row, key) for key in figures)])
+        return text.getvalue()
 
     def to_svg(self) -> str:
         """The plot: accuracies with their intervals, for each run."""
         return _bars(self)
-
-    def to_csv(self) -> str:
-        """One line per run; accuracies as shares, each with the ends of its interval."""
-        return _csv(self)
 
     def to_json(self) -> str:
         """Everything; docs/compare.md lists the keys."""
@@ -126,15 +165,10 @@ class Comparison:
         return json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     def save(self, folder: str | Path) -> Path:
-        """Writes `compare.json`, `.csv`, `.md` and `.svg` into `folder`, replacing older ones; returns the folder."""
+        """Write `compare.json`, `.csv`, `.md` and `.svg` into `folder`, replacing older ones; return the folder."""
         for name, text in zip(FILES, (self.to_json(), self.to_csv(), self.to_markdown(), self.to_svg()), strict=True):
             write_text(Path(folder) / name, text)
         return Path(folder)
-
-
-def _header(comparison: Comparison) -> list[str]:
-    scores = [LABELS[name] for name in comparison.rows[0].scores]
-    return ["run", "method", *scores, "training", "images/s", "peak MB", "best epoch", "robust gap"]
 
 
 def _cells(row: Row) -> list[str]:
@@ -149,55 +183,9 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _about(comparison: Comparison) -> str:
-    what = f"Accuracy on {comparison.inputs} test inputs of {comparison.data} at {comparison.threat}"
-    return f"{what}, with 95 % Clopper-Pearson intervals"
-
-
-_GAP_TEXT = "Robust gap: highest minus last robust accuracy on the validation split, in points."
-
-
-def _rich_table(comparison: Comparison) -> Table:
-    """Two lines for each run, so that all columns fit into 80 characters."""
-    table = Table(title=_about(comparison), caption=_GAP_TEXT, box=None, pad_edge=False, header_style="bold")
-    run, method, *scores, time, speed, memory, epoch, gap = _header(comparison)
-    table.add_column(f"{run}\n{method}", overflow="fold")
-    for column in (*scores, f"{time}\n{speed}", memory.replace(" ", "\n"), f"{epoch}\n{gap}"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in comparison.rows:
-        shown = [f"{percent(score.accuracy)}\n{_ends(score)}" for score in row.scores.values()]
-        time, speed, memory, epoch, gap = _cells(row)
-        cells = [f"{row.name}\n{row.method}", *shown, f"{time}\n{speed}", memory, f"{epoch}\n{gap}"]
-        table.add_row(*map(Text, cells))  # as Text: a name may hold brackets, which are markup in a plain string
-    return table
-
-
 def _ends(score: Score) -> str:
     low, high = score.interval
     return f"{100 * low:.1f}-{100 * high:.1f}"
-
-
-def _markdown(comparison: Comparison) -> str:
-    header = _header(comparison)
-    lines = [header, ["---"] * 2 + ["---:"] * (len(header) - 2)]
-    for row in comparison.rows:
-        scores = [f"{percent(score.accuracy)} ({interval_text(score.interval)})" for score in row.scores.values()]
-        cells = [row.name, row.method, *scores, *_cells(row)]
-        lines.append([plain(cell) for cell in cells])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{plain(_about(comparison))}.\n\n{table}\n\n{_GAP_TEXT}\n"
-
-
-def _csv(comparison: Comparison) -> str:
-    text = io.StringIO(newline="")
-    figures = ("seconds", "images_per_second", "peak_memory_mb", "best_epoch", "epochs", "robust_gap")
-    scores = [f"{name}{end}" for name in comparison.rows[0].scores for end in ("", "_low", "_high")]
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["name", "folder", "method", *scores, *figures])
-    for row in comparison.rows:
-        values = [value for score in row.scores.values() for value in (score.accuracy, *score.interval)]
-        table.writerow([row.name, row.folder, row.method, *values, *(getattr(row, key) for key in figures)])
-    return text.getvalue()
 
 
 def _x(share: float) -> float:
@@ -217,10 +205,10 @@ def _bars(comparison: Comparison) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
         'aria-labelledby="title summary">',
-        f'<title id="title">{escape(_about(comparison))}</title>',
+        f'<title id="title">{escape(comparison.heading)}</title>',
         f'<desc id="summary">{escape(summary)}</desc>',
         _STYLE,
-        f'<text class="heading" x="16" y="28">{escape(_about(comparison))}</text>',
+        f'<text class="heading" x="16" y="28">{escape(comparison.heading)}</text>',
         *_legend(names),
         *_axis(bottom),
     ]

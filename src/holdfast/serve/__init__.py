@@ -17,14 +17,14 @@ def serve(
     subject: Subject | None = None,
     announce: Callable[[str], None],
 ) -> None:
-    """Shows the runs below `runs` until it is interrupted.
+    """Show the runs below `runs` until it is interrupted.
 
     Args:
         runs: folder of audits and training runs; read only.
         host: name or address to listen on. Any but a loopback address makes a token necessary, which is random and
             part of the address.
         port: 0 for any that is free.
-        subject: a model to try, beside those of the training runs below `runs`.
+        subject: a model to try, beside the models of the training runs below `runs`.
         announce: gets the address to open, once.
     """
     try:

@@ -49,9 +49,9 @@ def make_app(
 
     Args:
         root: folder of the runs.
-        subject: a model to try, beside those of the training runs.
+        subject: a model to try, beside the models of the training runs.
         token: needed to see anything; None for a server that only this machine reaches.
-        known: host names that the server goes by; those of the loopback if not given.
+        known: host names that the server goes by; the names of the loopback if not given.
     """
     root, trying = root.resolve(), Lock()
 
@@ -185,7 +185,7 @@ def _position(body: bytes) -> int:
 
 
 def _start(work: Callable[[], Answer], done: Callable[[], None]) -> Future[Answer]:
-    """Runs `work`, then `done`, in a thread that does not keep the program from ending."""
+    """Run `work`, then `done`, in a thread that does not keep the program from ending."""
     future: Future[Answer] = Future()
 
     def run() -> None:

@@ -79,7 +79,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def refuse(self, status: int) -> None:
-        """Ends the connection; says why if nothing was answered yet."""
+        """End the connection; say why if nothing was answered yet."""
         self._stop_clock()
         if self._phase in ("", "headers") and self.is_open:
             self.transport.write(

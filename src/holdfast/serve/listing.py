@@ -46,13 +46,16 @@ class Run:
         kind: "audit" or "train".
         state: "running", "silent" (said to be running, but not heard of for long), "finished", "failed", "stopped"
             (killed before it could say anything) or "unreadable".
-        model: what the audited model is called.  data: name of the data.
+        model: what the audited model is called.
+        data: name of the data.
         created, updated: UTC, ISO 8601; empty if not known.
-        step: what is being done.  done, total: of its parts.  seconds: spent so far.
+        step: what is being done.
+        done, total: number of its parts.
+        seconds: time spent so far.
         error: why it failed.
         headline: the answer of a finished audit in one sentence.
         brackets: one for each threat.
-        files: those of `FILES` that are there.
+        files: the ones of `FILES` that are there.
     """
 
     name: str
@@ -77,7 +80,7 @@ class Run:
 
 
 def list_runs(root: Path) -> list[Run]:
-    """All runs below `root`, those under way first, then the newest; `root` alone if it is a run itself."""
+    """All runs below `root`, running ones first, then the newest; only `root` if it is a run itself."""
     found = [run for name, folder in find_folders(root) if (run := read_run(name, folder)) is not None]
     newest = sorted(found, key=lambda run: run.updated or run.created, reverse=True)
     return sorted(newest, key=lambda run: run.state != "running")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from holdfast.attacks.core.minimum_norm import BALLS
 from holdfast.serve.listing import FILES
-from holdfast.serve.predict import BALLS
 from holdfast.serve.upload import BYTES, FORMATS
 
 Schema = dict[str, Any]
@@ -14,7 +14,7 @@ _TEXT: Schema = {"type": "string"}
 
 
 def _answers(summary: str, kinds: dict[str, Schema], *errors: int) -> Schema:
-    """An operation's answers: what it gives, and the errors it has beside those of every operation."""
+    """An operation's answers: what it gives, and the errors it has beside the errors of every operation."""
     always = {401: "no token", 403: "from another page", 421: "not a name of this server"}
     known = always | {
         400: "a value that cannot be used",

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks import nearest
+from holdfast.attacks.core.minimum_norm import BALLS, check_norm, norm_of
 from holdfast.certificates import certify, radius
 from holdfast.checks import check_inputs, check_logits
-from holdfast.errors import HoldfastError, InputError, UnsupportedError, did_you_mean
+from holdfast.errors import HoldfastError, UnsupportedError
 from holdfast.explanations import explain
 from holdfast.explanations.core.pictures import signed_map
 from holdfast.serve.subjects import Subject
-from holdfast.threats import L1, L2, Linf, Threat
 from holdfast.utils.png import data_uri, is_picture
 
-BALLS: dict[str, Callable[[float], Threat]] = {"linf": Linf, "l2": L2, "l1": L1}
 TRIES = 5  # budgets at which the tightest proof is tried
 SECONDS = 5.0  # after which no further budget is tried
 STEPS, TARGETS = 40, 3  # of the search for the nearest example
@@ -38,8 +37,7 @@ def try_input(subject: Subject, x: Tensor, *, norm: str = "linf", label: int | N
         norm: of the perturbations: "linf", "l2" or "l1".
         label: the true class, if it is known.
     """
-    if norm not in BALLS:
-        raise InputError(f"unknown norm '{norm}'. " + did_you_mean(norm, BALLS))
+    check_norm(norm)
     start = time.monotonic()
     place = next(subject.model.parameters(), None)
     batch = x[None] if place is None else x[None].to(place)
@@ -123,7 +121,7 @@ def _radius(subject: Subject, x: Tensor, y: Tensor, norm: str, distance: float |
     CROWN's radius first, which takes a second for a small network, then bisection with the tighter "auto".
     """
     deadline = time.monotonic() + SECONDS
-    widest = float(torch.linalg.vector_norm(torch.ones_like(x).flatten(), {"linf": math.inf, "l2": 2, "l1": 1}[norm]))
+    widest = float(norm_of(torch.ones_like(x), norm)[0])
     open_ = widest if distance is None else distance
     try:
         how: Answer = {"eps_max": open_, "tolerance": max(open_ / 256, 1e-6)}

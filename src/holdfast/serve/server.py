@@ -1,4 +1,4 @@
-"""Puts the page on a socket."""
+"""Put the page on a socket."""
 
 import ipaddress
 import secrets
@@ -29,7 +29,7 @@ def run(root: Path, *, host: str, port: int, subject: Subject | None, announce: 
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
-    """The server of the application; uvicorn's own limit of connections would count those that wait for a client."""
+    """The server of the application; uvicorn's own limit would also count connections that wait for a client."""
     config = uvicorn.Config(
         app,
         http=TimedProtocol,
@@ -55,7 +55,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(bound: socket.socket) -> bool:
-    """Is it reached from this machine alone?"""
+    """Is it reached from this machine only?"""
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 

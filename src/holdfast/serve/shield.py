@@ -66,7 +66,7 @@ def host_name(header: str) -> str | None:
 
 
 class Shield:
-    """Lets a request through to `app`, or refuses it; puts the security headers on every answer.
+    """Let a request through to `app`, or refuse it; put the security headers on every answer.
 
     Args:
         known: is a host name one of ours?
@@ -91,7 +91,7 @@ class Shield:
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
                 if by_address:
-                    # The address with the token is for one visit; its cookie stays with the browser, and with it alone.
+                    # The address with the token is for one visit; its cookie stays with the browser only.
                     headers.append("Set-Cookie", f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
@@ -123,7 +123,7 @@ class Shield:
 
 
 def _place(origin: str) -> str | None:
-    """Host and port of an Origin header; None if it has none, such as that of a sandboxed page."""
+    """Host and port of an Origin header; None if it has none, as on a sandboxed page."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:

@@ -1,4 +1,4 @@
-"""The models that can be tried: the one given on the command line, and those of the training runs."""
+"""The models that can be tried: the one given on the command line, and the models of the training runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -25,7 +25,8 @@ def read_picture(content: bytes, kind: str, shape: tuple[int, ...]) -> Tensor:
     becomes black, the background of the digits.
 
     Args:
-        content: the file.  kind: its type, one of `FORMATS`.
+        content: the file.
+        kind: its type, one of `FORMATS`.
         shape: of the input.
     """
     channels, height, width = shape

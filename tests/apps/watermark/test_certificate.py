@@ -222,7 +222,7 @@ def test_counting_goes_on_where_it_stopped(net, tmp_path, monkeypatch):
     assert torch.equal(count_copies(path, "k", net, triggers, n=20, resume=True, **how), whole)
     assert torch.equal(count_copies(path, "k", net, triggers, n=5, resume=True, **how), whole[:5])
     assert starts == [8]
-    with pytest.raises(InputError, match="belongs to another"):
+    with pytest.raises(InputError, match=r"another run \(key: was 'k', is 'other'\)"):
         count_copies(path, "other", net, triggers, n=20, resume=True, **how)
     path.write_text(path.read_text().split("\n")[0] + "\nx\n")
     with pytest.raises(StorageError, match="without --resume"):

@@ -20,7 +20,7 @@ from holdfast.audits.bracket import Record
 from holdfast.audits.report.gallery import PICTURE_BYTES, gallery, island
 from holdfast.audits.report.page import render
 from holdfast.audits.result import Audit
-from holdfast.audits.store import Example
+from holdfast.audits.rows import Example
 from holdfast.errors import InputError
 
 

@@ -9,7 +9,7 @@ from holdfast.attacks.core.indicators import Indicator
 from holdfast.audits.bracket import Bracket, Record
 from holdfast.audits.report.page import render
 from holdfast.audits.result import Audit
-from holdfast.audits.store import Example
+from holdfast.audits.rows import Example
 
 from audits.browser import axe, launch, no_console_errors  # isort: skip
 

@@ -16,7 +16,7 @@ from holdfast.audits.report.card import model_card
 from holdfast.audits.report.markdown import fenced, plain
 from holdfast.data import load_data
 from holdfast.errors import InputError, StorageError
-from holdfast.runs.compare import read_runs
+from holdfast.runs.finished import read_runs
 
 NAMES = [
     "two words",

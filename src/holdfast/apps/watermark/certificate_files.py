@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.errors import InputError, StorageError
 from holdfast.utils.files import write_text
 from holdfast.utils.limits import parse_json, read_text
+from holdfast.utils.resume import check_same, reading
 
 
 def count_copies(
@@ -23,9 +25,9 @@ def count_copies(
         key: identifies model and triggers.
         resume: go on with the file, if it is there.
     """
-    head = json.dumps({"key": key, "sigma": sigma, "seed": seed})
-    done = _read(path, head)[:n] if resume and path.exists() else []
-    write_text(path, "\n".join([head, *map(str, done), ""]))
+    settings = {"key": key, "sigma": sigma, "seed": seed}
+    done = _read(path, settings)[:n] if resume and path.exists() else []
+    write_text(path, "\n".join([json.dumps(settings), *map(str, done), ""]))
     if len(done) == n:
         return torch.tensor(done)
     with path.open("a", encoding="utf-8", buffering=1) as file:
@@ -37,24 +39,21 @@ def count_copies(
     return torch.cat([torch.tensor(done, dtype=torch.int64), rest])
 
 
-def _read(path: Path, head: str) -> list[int]:
+def _read(path: Path, settings: dict[str, Any]) -> list[int]:
     """The numbers so far; a last line without its end was being written and is left out."""
-    try:
-        first, *lines = path.read_text(encoding="utf-8").split("\n")[:-1] or [""]
-        done = [int(line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read '{path}': {error}; start without --resume") from error
-    if first != head:
-        raise InputError(f"'{path}' belongs to another model, trigger set, sigma or seed; start without --resume")
-    return done
+    with reading(path, "start without --resume"):
+        first, *lines = read_text(path).split("\n")[:-1] or [""]
+        check_same(dict(parse_json(first)), settings, f"'{path}'")
+        return [int(line) for line in lines]
 
 
 def read_certificate(path: Path) -> WatermarkCertificate:
     """The certificate in a JSON file."""
     try:
-        values = parse_json(read_text(path))
-    except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read the certificate '{path}': {error}") from error
+        with reading(path, "certify the watermark again"):
+            values = parse_json(read_text(path))
+    except FileNotFoundError as error:
+        raise StorageError(f"there is no certificate '{path}'") from error
     if not isinstance(values, dict):
         raise InputError(f"'{path}' holds no certificate of a watermark")
     return WatermarkCertificate.from_json(values)

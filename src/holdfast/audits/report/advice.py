@@ -3,16 +3,19 @@
 import math
 import re
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 
 from holdfast.audits.bracket import Bracket, Group, percent
 from holdfast.audits.plan import PLANS
 from holdfast.audits.report.commands import command, data_name, readable
 from holdfast.audits.result import Audit
 from holdfast.registry import get
-from holdfast.training import list_recipes, load_recipe
+from holdfast.threats import threat as read_threat
+from holdfast.training import load_recipe
 
 SHOWN = 4
 """Inputs named in a command."""
@@ -20,14 +23,14 @@ WEAK = 0.8
 """Of the clean accuracy: if attacks leave less, the model is to be trained against them."""
 LOOSE = 0.5
 """Of the accuracy under attack: if less is proved, the model is to be trained for the proof."""
-# Recipes by what follows the name of the data, the one to try first in front: such as leave something to prove, ...
+# Recipes by what follows the name of the data, the one to try first in front. They train for a proof, ...
 _PROVABLE = {
     "linf": ("crown-ibp", "ibp"),
     "l2": ("gloro", "bcp"),
     "patch": ("patch", "ablation"),
     "sparse": ("sparse", "ablation-pixels"),
 }
-# ... such as make attacks fail and keep more of the clean accuracy, and such as are made for smoothing.
+# ... against attacks, which keeps more of the clean accuracy, and for smoothing.
 _ROBUST = {"linf": ("trades", "at")}
 _NOISY = {"l2": ("gaussian",)}
 
@@ -156,7 +159,7 @@ def _weakest_class(audit: Audit) -> list[Step]:
 
 
 def _stands_out(group: Group, bracket: Bracket) -> bool:
-    """Whether all of the group's interval lies below that of all inputs together."""
+    """Whether the interval of the group lies below the interval of all inputs together."""
     return group.largest.attacked_interval[1] < bracket.levels[-1].attacked_interval[0]
 
 
@@ -188,12 +191,15 @@ def _recipe(audit: Audit, bracket: Bracket, kinds: Mapping[str, Sequence[str]]) 
 
 @cache
 def _shipped() -> tuple[tuple[str, str, str, float], ...]:
-    """Name, data, threat and its budget of each recipe; kept, as there are many files to read."""
-    return tuple(
-        (recipe.name, recipe.data or "", recipe.threat or "", recipe.adversary.budget)
-        for recipe in list_recipes()
-        if recipe.adversary is not None
-    )
+    """Name, data, threat and its budget of each shipped recipe that has a threat; their files are only read."""
+    folder = resources.files("holdfast.training.recipe") / "shipped"
+    found = []
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        table = tomllib.loads(file.read_text(encoding="utf-8")) if file.name.endswith(".toml") else {}
+        if "threat" in table:
+            threat = read_threat(table["threat"])
+            found.append((file.name.removesuffix(".toml"), table.get("data", ""), str(threat), threat.budget))
+    return tuple(found)
 
 
 def _norm(text: str) -> str:

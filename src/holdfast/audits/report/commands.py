@@ -27,7 +27,7 @@ def command(verb: str, audit: Audit, threats: Sequence[str], *options: str, mode
 
 
 def data_name(audit: Audit) -> str:
-    """Name of the data without that of the split."""
+    """Name of the data without the split."""
     return audit.data.rpartition(" (")[0] or audit.data
 
 

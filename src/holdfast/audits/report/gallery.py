@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from holdfast.audits.bracket import Bracket, Record
 from holdfast.audits.result import Audit
-from holdfast.audits.store import Example
+from holdfast.audits.rows import Example
 from holdfast.explanations.core.pictures import signed_map
 from holdfast.utils.png import data_uri, is_picture
 
@@ -50,7 +50,7 @@ def class_namer(audit: Audit) -> Callable[[int | None], str]:
 
 
 def gallery(audit: Audit, *, picture_bytes: int = PICTURE_BYTES) -> dict[str, Any]:
-    """All inputs as values for JSON, with as many pictures as fit: those of the smallest examples first.
+    """All inputs as values for JSON, with as many pictures as fit: the smallest examples first.
 
     Keys: "classes" (name by number), "columns" (names of the groups), "groups" (for each input, a text for each
     column), "originals" (pictures by position, which the brackets share) and "brackets": for each, "threat", "budget",

@@ -151,7 +151,7 @@ def _bracket(audit: Audit, bracket: Bracket, left: int) -> dict[str, Any]:
 def _tables(audit: Audit, bracket: Bracket) -> list[dict[str, Any]]:
     """By class, in the order of their numbers, then by each column of groups; a table of one group says nothing."""
     name = class_namer(audit)
-    # Padded, so that their order as texts is that of the numbers.
+    # Padded, so that sorted texts are sorted numbers.
     by_class = [
         Group(name(int(group.name)), group.clean, group.largest)
         for group in bracket.by([f"{record.label:09d}" for record in bracket.records])
@@ -171,7 +171,7 @@ def _methods(bracket: Bracket, stage: str) -> str:
 
 
 def _told_apart(audits: Sequence[Audit]) -> list[Audit]:
-    """The audits under names of their own: those that share one get numbers."""
+    """The audits under names of their own: audits that share a name get numbers."""
     counts = Counter(audit.name for audit in audits)
     return [
         replace(audit, name=f"{audit.name} ({i})") if counts[audit.name] > 1 else audit

@@ -6,7 +6,6 @@ a fraction of the forward pass of a small network.
 """
 
 import json
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from holdfast.checks import check_logits
 from holdfast.errors import InputError, StorageError
 from holdfast.random import Noise
 from holdfast.utils.limits import parse_json
+from holdfast.utils.resume import as_stored, check_same, load_arrays, reading, save_arrays
 
 BLOCK = 100
 """Samples that share a generator."""
@@ -54,32 +54,21 @@ class Counts:
         return self.counts.gather(1, self.guess.clamp(min=0)[:, None])[:, 0]
 
     def save(self, path: str | Path) -> None:
-        """Writes an .npz file, whole or not at all."""
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
+        """Write an .npz file, whole or not at all."""
         arrays = {name: getattr(self, name).cpu().numpy() for name in TENSORS}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                np.savez(file, settings=np.array(json.dumps(dict(self.settings))), **arrays)
-            part.replace(path)
-        except OSError as error:
-            raise StorageError(f"cannot write the samples so far to '{path}': {error}") from error
+        save_arrays(Path(path), {"settings": np.array(json.dumps(dict(self.settings))), **arrays})
 
 
 def load_counts(path: str | Path) -> Counts:
-    """Reads what `Counts.save` wrote."""
+    """Read what `Counts.save` wrote."""
     try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with reading(Path(path), "delete it to start again"):
+            arrays = load_arrays(Path(path))
             tensors: dict[str, Any] = {name: torch.from_numpy(arrays[name]) for name in TENSORS}
             settings = parse_json(str(arrays["settings"]))
             _check_tensors(tensors, settings)
     except FileNotFoundError as error:
         raise StorageError(f"there is nothing to resume: '{path}' does not exist") from error
-    except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise StorageError(
-            f"cannot read the samples so far from '{path}': {error}; delete it to start again"
-        ) from error
     return Counts(**tensors, settings=settings)
 
 
@@ -111,17 +100,13 @@ def check_counts(counts: Counts, inputs: int, classes: int, settings: Mapping[st
             f"the counts are of {counts.counts.shape[0]} inputs and {counts.counts.shape[1]} classes, "
             f"this run has {inputs} and {classes}"
         )
-    stored, now = (json.loads(json.dumps(dict(found))) for found in (counts.settings, settings))
-    different = [key for key in {**stored, **now} if stored.get(key) != now.get(key)]
-    if different:
-        changes = "; ".join(f"{key}: was {stored.get(key)!r}, is {now.get(key)!r}" for key in different)
-        raise InputError(f"the counts are of another run ({changes}); repeat its settings or start anew")
+    check_same(as_stored(counts.settings), settings, "the table of counts")
 
 
 def add_votes(
     model: nn.Module, x: Tensor, draw: Draw, counts: Counts, goal: Tensor, noise: Noise, *, batch: int
 ) -> Iterator[Counts]:
-    """Draws the samples from `counts.drawn` up to `goal` (B,) and yields the counts after each forward pass.
+    """Draw the samples from `counts.drawn` up to `goal` (B,) and yield the counts after each forward pass.
 
     Args:
         x: inputs (B, ...).
@@ -139,7 +124,7 @@ def add_votes(
 def select(
     model: nn.Module, x: Tensor, draw: Draw, counts: Counts, noise: Noise, *, n0: int, batch: int
 ) -> Iterator[Counts]:
-    """Guesses the class of each input that has no guess yet from n0 samples; yields after each group of inputs."""
+    """Guess the class of each input that has no guess yet from n0 samples; yield after each group of inputs."""
     todo = (counts.guess < 0).nonzero()[:, 0]
     for group in todo.split(max(1, batch // n0)) if len(todo) else ():
         none = new_counts(len(group), counts.counts.shape[1], {}, x.device)

@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import BALLS
 from holdfast.attacks.core.losses import Loss
-from holdfast.attacks.pgd import BALLS
 from holdfast.registry import Part, register
 from holdfast.training.attack.atta import cached_step
 from holdfast.training.attack.pgd import Mode

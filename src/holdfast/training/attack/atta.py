@@ -8,9 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.ascent import steepest
+from holdfast.attacks.core.ascent import BALLS, steepest
 from holdfast.attacks.core.losses import Loss
-from holdfast.attacks.pgd import BALLS
 from holdfast.registry import Part, register
 from holdfast.training.attack.pgd import Mode, gradient_at
 from holdfast.training.context import Context

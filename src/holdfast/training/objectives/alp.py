@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import BALLS
+from holdfast.attacks.core.ascent import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, fit, robust_step, stops_gradient

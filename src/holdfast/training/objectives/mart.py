@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import BALLS
+from holdfast.attacks.core.ascent import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step, stops_gradient
