@@ -11,13 +11,18 @@ from holdfast.certificates import auto as _auto  # noqa: F401
 from holdfast.certificates import bcp as _bcp  # noqa: F401
 from holdfast.certificates import cap as _cap  # noqa: F401
 from holdfast.certificates import centroid as _centroid  # noqa: F401
+from holdfast.certificates import crown as _crown  # noqa: F401
+from holdfast.certificates import fastlin as _fastlin  # noqa: F401
+from holdfast.certificates import gloro as _gloro  # noqa: F401
+from holdfast.certificates import ibp as _ibp  # noqa: F401
+from holdfast.certificates import kw as _kw  # noqa: F401
 from holdfast.certificates import lipschitz as _lipschitz  # noqa: F401
 from holdfast.certificates import nonuniform as _nonuniform  # noqa: F401
 from holdfast.certificates import patch as _patch  # noqa: F401
 from holdfast.certificates import pec as _pec  # noqa: F401
-from holdfast.certificates import slope_step as _one_step  # noqa: F401
+from holdfast.certificates import slope_step as _slope_step  # noqa: F401
+from holdfast.certificates import sparse as _sparse  # noqa: F401
 from holdfast.certificates.complete import milp as _milp  # noqa: F401
-from holdfast.certificates.core import margins as _margins  # noqa: F401
 from holdfast.certificates.core.radius import radius
 from holdfast.certificates.models.gloro import GloRo
 from holdfast.certificates.models.smoothed import Smoothed, unwrap
@@ -26,10 +31,11 @@ from holdfast.certificates.smoothing import smoothing_l0 as _smoothing_l0  # noq
 from holdfast.certificates.smoothing import smoothing_l1 as _smoothing_l1  # noqa: F401
 from holdfast.certificates.smoothing import smoothing_patch as _smoothing_patch  # noqa: F401
 from holdfast.checks import check_precision, check_task
-from holdfast.errors import InputError, SoundnessError
+from holdfast.errors import SoundnessError
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.options import Count, check_options, options_of
 
 __all__ = ["GloRo", "Smoothed", "certify", "prove", "radius"]
 
@@ -46,7 +52,7 @@ def certify(
     threat: Threat,
     method: str = "auto",
     *,
-    chunk: int = 256,
+    chunk: Count = 256,
     **options: Any,
 ) -> CertifyResult:
     """Tries to prove that no input of the threat set changes the class from `y`.
@@ -72,8 +78,7 @@ def certify(
     """
     entry = get("certify", method)
     options = entry.check(threat if isinstance(threat, Threat) else None, options)
-    if chunk < 1:
-        raise InputError(f"chunk must be at least 1, got {chunk}")
+    check_options(options_of(certify), {"chunk": chunk}, "call of certify")
     if isinstance(model, Smoothed):
         model, options = unwrap(model, method, options)
     check_precision(x)

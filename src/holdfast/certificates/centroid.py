@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.bounding.core.rounding import gamma, norm_above, unit
-from holdfast.certificates.lipschitz import NORMS, Constants, lipschitz_constants
+from holdfast.certificates.core.lipschitz_margins import NORMS, Constants, lipschitz_constants
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.registry import Certificate, register

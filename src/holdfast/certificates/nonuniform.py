@@ -19,10 +19,10 @@ from holdfast.bounding.linear.relax import Slopes
 from holdfast.bounding.linear.relaxation import margin_bounds, output_bounds, relaxation
 from holdfast.certificates.core.margins import from_margins
 from holdfast.checks import check_precision, check_task
-from holdfast.errors import InputError
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Linf
+from holdfast.utils.options import Natural, Positive, check_options, options_of
 
 Margins = Callable[[Tensor, bool], Tensor]
 """From half-widths (B, ...) and `sound` to lower bounds of z_y - z_j over the box, (B, K); infinite at j = y."""
@@ -55,11 +55,11 @@ def nonuniform(
     y: Tensor,
     threat: Linf,
     *,
-    steps: int = 100,
-    step_size: float = 0.1,
-    penalty: float = 4.0,
+    steps: Natural = 100,
+    step_size: Positive = 0.1,
+    penalty: Positive = 4.0,
     delta: float = 1e-4,
-    tolerance: float = 1e-3,
+    tolerance: Positive = 1e-3,
     slopes: Slopes = "parallel",
     hidden: bool = True,
     elide: bool = True,
@@ -84,7 +84,8 @@ def nonuniform(
     """
     check_precision(x)
     clean = check_task(model, x, y, threat)
-    _check_options(steps, step_size, penalty, tolerance)
+    given = {"steps": steps, "step_size": step_size, "penalty": penalty, "tolerance": tolerance}
+    check_options(options_of(nonuniform), given, "method 'nonuniform'")
     graph = trace(model, x, threat)
     margins = _margins(graph, x, y, slopes, hidden, elide)
     least = torch.full_like(x, threat.eps)
@@ -123,7 +124,7 @@ def certify_nonuniform(
     y: Tensor,
     threat: Linf,
     *,
-    steps: int = 100,
+    steps: Natural = 100,
     slopes: Slopes = "parallel",
     hidden: bool = True,
 ) -> CertifyResult:
@@ -142,14 +143,6 @@ def certify_nonuniform(
     found = nonuniform(model, x, y, threat, steps=steps, slopes=slopes, hidden=hidden)
     by = tuple("nonuniform" if c else "" for c in found.certified.tolist())
     return CertifyResult(found.certified, found.margin, found.radius.flatten(1).amin(1), by=by)
-
-
-def _check_options(steps: int, step_size: float, penalty: float, tolerance: float) -> None:
-    if steps < 0:
-        raise InputError(f"steps must be at least 0, got {steps}")
-    for name, value in (("step_size", step_size), ("penalty", penalty), ("tolerance", tolerance)):
-        if not value > 0:
-            raise InputError(f"{name} must be a positive number, got {value}")
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:

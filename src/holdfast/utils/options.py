@@ -32,6 +32,7 @@ AT_LEAST_ONE = Rule(">= 1", lambda value: value >= 1)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
 FRACTION = Rule(">= 0 and < 1", lambda value: 0 <= value < 1)
 UNIT = Rule("between 0 and 1", lambda value: 0 <= value <= 1)
+OPEN_UNIT = Rule("> 0 and < 1", lambda value: 0 < value < 1)
 ANY = Rule("", lambda value: True)
 
 # Annotations for options.
@@ -39,8 +40,10 @@ Positive = Annotated[float, POSITIVE]
 NotNegative = Annotated[float, NOT_NEGATIVE]
 Fraction = Annotated[float, FRACTION]
 Unit = Annotated[float, UNIT]
+OpenUnit = Annotated[float, OPEN_UNIT]
 Count = Annotated[int, AT_LEAST_ONE]
-Epochs = Annotated[int, NOT_NEGATIVE]
+Natural = Annotated[int, NOT_NEGATIVE]
+Epochs = Natural
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from holdfast.models.zoo.centroid import CentroidNet
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.options import check_options, options_of
 
 ABSTAIN = -1
 
@@ -100,10 +101,9 @@ def guard(model: nn.Module, threat: Threat, method: str = "auto", **options: Any
         raise InputError(f"the threat must be one of hf.Linf, hf.L2, ..., got {threat!r}")
     if method == "auto" and isinstance(model, CentroidNet):
         method = "centroid"
-    if options.get("chunk", 1) < 1:
-        raise InputError(f"chunk must be at least 1, got {options['chunk']}")
-    own, entry = {key: value for key, value in options.items() if key != "chunk"}, get("certify", method)
-    entry.check(threat, own)
+    door, entry = options_of(certify), get("certify", method)
+    check_options(door, {name: value for name, value in options.items() if name in door}, "call of guard")
+    entry.check(threat, {name: value for name, value in options.items() if name not in door})
     if entry.smoothed and not isinstance(model, Smoothed):
         raise UnsupportedError(
             f"'{method}' proves what a smoothed classifier answers, not what the model does; guard that classifier: "

@@ -11,7 +11,7 @@ from holdfast.certificates.smoothing.stopping import stopping
 from holdfast.certificates.smoothing.votes import Counts, Draw, add_votes, check_counts, new_counts, select
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.utils.intervals import AT_THE_CAP, SLACK, Looks, binomial_lower, check_alpha, looks
+from holdfast.utils.intervals import AT_THE_CAP, SLACK, Looks, binomial_lower, looks
 
 Watch = Callable[[Counts, Tensor], None]
 """Called after each forward pass with the counts so far and an estimate of the samples left for each input (B,)."""
@@ -34,12 +34,6 @@ class Sampling:
     adaptive: bool = True
     batch: int = 1000
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        for name in ("n", "n0", "batch"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def looks(self) -> Looks:
         """When the sample of an input is looked at."""

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy, one_hot, softplus
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.lipschitz.constants import LipschitzBound, lipschitz_estimate
-from holdfast.certificates.lipschitz import NORMS, single_constant
+from holdfast.certificates.core.lipschitz_margins import NORMS, single_constant
 from holdfast.certificates.models.gloro import WARM_UP, bottom
 from holdfast.errors import UnsupportedError
 from holdfast.registry import Objective, register
