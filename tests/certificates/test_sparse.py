@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf

@@ -10,6 +10,7 @@ from holdfast.bounding import cap as _cap  # noqa: F401
 from holdfast.bounding import crown as _crown  # noqa: F401
 from holdfast.bounding import fastlin as _fastlin  # noqa: F401
 from holdfast.bounding import ibp as _ibp  # noqa: F401
+from holdfast.bounding.graph.once import trace_once
 from holdfast.bounding.interval import check_order
 from holdfast.bounding.linear.alpha import Ascent
 from holdfast.checks import check_precision, check_task
@@ -43,8 +44,9 @@ def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", *
     entry = get("bounds", method)
     options = entry.check(threat if isinstance(threat, Threat) else None, options)
     check_precision(x)
-    check_task(model, x, None, threat)
-    result: Bounds = entry.function(model, x, threat, **options)
+    logits = check_task(model, x, None, threat)
+    with trace_once(model, x, logits):
+        result: Bounds = entry.function(model, x, threat, **options)
     if not (bool(torch.isfinite(result.lower).all()) and bool(torch.isfinite(result.upper).all())):
         raise HoldfastError(
             f"the bounds of '{method}' overflowed: the weights or the budget are too large for {x.dtype}. "

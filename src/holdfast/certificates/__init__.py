@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.bounding.graph.once import trace_once
 from holdfast.certificates import alpha_crown as _alpha_crown  # noqa: F401  (registers the methods)
 from holdfast.certificates import auto as _auto  # noqa: F401
 from holdfast.certificates import bcp as _bcp  # noqa: F401
@@ -105,12 +106,15 @@ def prove(
     pieces = [slice(i, i + chunk) for i in range(0, len(x), chunk)]
 
     def one(piece: slice) -> CertifyResult:
+        part, answers = x[piece], logits[piece]
         # A certificate that costs no more than a forward pass is spared a second one.
-        known = {"logits": logits[piece]} if "logits" in entry.options else {}
-        result: CertifyResult = entry.function(model, x[piece], y[piece], threat.select(piece), **known | options)
+        known = {"logits": answers} if "logits" in entry.options else {}
+        with trace_once(model, part, answers):
+            result: CertifyResult = entry.function(model, part, y[piece], threat.select(piece), **known | options)
         return result
 
-    parts = [one(piece) for piece in pieces]
+    with trace_once(model):
+        parts = [one(piece) for piece in pieces]
     radii = [part.radius for part in parts if part.radius is not None]
     result = CertifyResult(
         torch.cat([part.certified for part in parts]),

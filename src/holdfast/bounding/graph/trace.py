@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.agreement import check_agreement, check_plain, check_unchanged, state_of
+from holdfast.bounding.graph.once import once_of
 from holdfast.bounding.graph.ops import Graph, Node, Op, evaluate
 from holdfast.bounding.graph.rules import (
     ADD,
@@ -45,8 +46,9 @@ from holdfast.utils.allocator import reuse_blocks
 def trace(model: nn.Module, x: Tensor, threat: Threat | None = None) -> Graph:
     """Translate `model` into a graph for inputs like x (B, ...), and check that the graph is the model.
 
-    Both are compared on every input, at random points of the threat set, and at batch size one (agreement.py). Weights
-    are referenced, not copied; batch norm and constants are folded, so trace anew once they change.
+    Both are compared on every input, at random points of the threat set, and at batch size one (agreement.py); inside
+    `trace_once`, once. Weights are referenced, not copied; batch norm and constants are folded, so trace anew once they
+    change.
 
     Raises:
         UnsupportedError: the model cannot be traced, holds a layer without a rule, or does what a graph cannot say
@@ -54,9 +56,25 @@ def trace(model: nn.Module, x: Tensor, threat: Threat | None = None) -> Graph:
     """
     reuse_blocks()
     check_plain(model)
+    once = once_of(model)
+    if once is None:
+        return _compared(_translated(model, x), model, x, threat)
+    kind, keys = (tuple(x.shape[1:]), x.dtype, x.device), once.keys(x, threat)
+    graph = once.graphs[kind] if kind in once.graphs else _translated(model, x)
+    new = torch.tensor([key not in once.compared for key in keys], device=x.device)
+    if bool(new.all()):
+        _compared(graph, model, x, threat, once.logits_of(x))
+    elif bool(new.any()):
+        _compared(graph, model, x[new], None if threat is None else threat.select(new), once.logits_of(x[new]))
+    once.graphs[kind] = graph
+    once.compared.update(keys)
+    return graph
+
+
+def _compared(graph: Graph, model: nn.Module, x: Tensor, threat: Threat | None, logits: Tensor | None = None) -> Graph:
+    """The graph, if it is the model; `logits` (B, K) is what the model returned for x, if that is known."""
     before = state_of(model)
-    graph = _translated(model, x)
-    check_agreement(graph, model, x, threat, cache(lambda: _in_double(model, x)))
+    check_agreement(graph, model, x, threat, cache(lambda: _in_double(model, x)), logits)
     check_unchanged(model, before)
     return graph
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.bounding.graph.once import trace_once
 from holdfast.bounding.linear.relax import Slopes
 from holdfast.certificates.core.distance import NORMS, Norm
 from holdfast.certificates.core.search import Ball, Question, RadiusSearch, own_radius
@@ -99,7 +100,8 @@ def search_radius(
     top = _diameter(x, ball) if eps_max is None else eps_max
     question = Question(model, x, y, entry, ball, logits, top, tolerance, slopes, sound, chunk)
     assert entry.radius is not None
-    found: RadiusSearch = entry.radius(question, **options)
+    with trace_once(model, x, logits):
+        found: RadiusSearch = entry.radius(question, **options)
     return found
 
 
