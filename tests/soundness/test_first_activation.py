@@ -7,8 +7,8 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.bounding import interval
-from holdfast.bounding import patches as local
 from holdfast.bounding.core.region import region
+from holdfast.bounding.fast import patches as local
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import projected
 from holdfast.bounding.linear.forward import forward_planes

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from holdfast.bounding.core.rounding import gamma, underflow, unit
 from holdfast.bounding.fast.fused import ends, halves
+from holdfast.bounding.fast.layout import like_maps
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph, Node
 from holdfast.errors import SoundnessError, UnsupportedError
@@ -53,17 +54,10 @@ def step(node: Node, intervals: list[Interval], *, sound: bool) -> Interval:
             bounds = lower + intervals[1][0], upper + intervals[1][1]
             return widen(*bounds, ulps=2) if sound else bounds
         case ops.Reshape():
-            for bound in (lower, upper):
-                if bound.requires_grad and bound.ndim == 4 and bound.stride(1) == 1 < bound.shape[1]:
-                    bound.register_hook(_channels_last)  # a gradient that lies otherwise than its map is slow to use
-            return lower.reshape(-1, *node.shape), upper.reshape(-1, *node.shape)
+            return like_maps(lower).reshape(-1, *node.shape), like_maps(upper).reshape(-1, *node.shape)
         case ops.Concat():
             return torch.cat([i[0] for i in intervals], node.op.dim), torch.cat([i[1] for i in intervals], node.op.dim)
     raise UnsupportedError(f"layer '{node.name}': interval bounds have no rule for {type(node.op).__name__}")
-
-
-def _channels_last(gradient: Tensor) -> Tensor:
-    return gradient.contiguous(memory_format=torch.channels_last)
 
 
 def widen(lower: Tensor, upper: Tensor, *, ulps: int) -> Interval:
@@ -92,8 +86,6 @@ def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Inte
     """
     if not sound:
         centre, radius = halves(lower, upper)
-        if lower.ndim == 4 and lower.stride(1) == 1:  # which is lost in the sums of grey images
-            centre, radius = ops.channels_last(centre), ops.channels_last(radius)
         return ends(op.apply(centre), op.apply_abs(radius))
     centre = (lower + upper) / 2
     middle = op.apply(centre)

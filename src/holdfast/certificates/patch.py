@@ -12,7 +12,6 @@ from holdfast.bounding.core.region import Region
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
-from holdfast.bounding.patches import after
 from holdfast.certificates.core.margins import from_margins, interval_margins
 from holdfast.errors import InputError, did_you_mean
 from holdfast.registry import Certificate, register
@@ -129,7 +128,7 @@ def pooled_margins(
     split = next(i for i, node in enumerate(graph.nodes) if isinstance(node.op, ops.Linear | ops.Conv)) + 1
     if split == len(graph.nodes) or any(j < split - 1 for node in graph.nodes[split:] for j in node.inputs):
         raise InputError("bound pooling needs a network whose first linear or convolutional layer all others build on")
-    first, rest = Graph(graph.nodes[:split]), after(graph, split - 1)
+    first, rest = Graph(graph.nodes[:split]), graph.after(split - 1)
     worst = torch.full((len(x), graph.nodes[-1].shape[0]), torch.inf, dtype=x.dtype, device=x.device)
     for rows in torch.arange(len(masks)).view(grid).split(pool):
         bounds = [

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holdfast.bounding.core.placements import boxes
 from holdfast.bounding.core.rounding import gamma, norm_underflow, underflow, unit
-from holdfast.bounding.fast.fused import box_minimum
+from holdfast.bounding.fast import fused
 from holdfast.bounding.linear.coefficients import Coefficients, clean, dot, seen
 from holdfast.threats import L1, L2, Linf, Sparse, Threat
 
@@ -68,8 +68,8 @@ def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = Fal
     c = clean(c, tuple(region.x.shape[1:]))
     plain = region.threat is None and not (region.lower.requires_grad or region.upper.requires_grad)
     dense = c.window is None and len(c.values) == len(region.x)
-    if torch.is_grad_enabled() and not sound and plain and dense:
-        return box_minimum(c.values, region.lower, region.upper)
+    if fused.wanted(sound) and plain and dense:
+        return fused.box_minimum(c.values, region.lower, region.upper)
     value = dot(c.values, c, region.upper)
     if region.threat is not None:
         ball = dot(c.values, c, region.x) - _reach(region, region.threat, c, sound=sound)

@@ -41,6 +41,7 @@ from holdfast.errors import UnsupportedError
 from holdfast.models.layers import MinMax
 from holdfast.threats import Threat
 from holdfast.utils.allocator import reuse_blocks
+from holdfast.utils.reference import is_reference
 
 
 def trace(model: nn.Module, x: Tensor, threat: Threat | None = None) -> Graph:
@@ -114,7 +115,7 @@ def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True, unroll:
     # The operations hold the weights, with their gradients; only batch norm in training is computed from what came
     # before it.
     needed = use_logits or any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.training for m in model.modules())
-    return Translator(_TRACED[model], batch=True, gradients=needed, unroll=unroll).translate(x)
+    return Translator(_TRACED[model], batch=True, gradients=needed, unroll=unroll and not is_reference()).translate(x)
 
 
 _TRACED: WeakKeyDictionary[nn.Module, fx.GraphModule] = WeakKeyDictionary()

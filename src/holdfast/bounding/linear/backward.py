@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from holdfast.bounding import interval
 from holdfast.bounding.core.rounding import gamma, underflow, unit
-from holdfast.bounding.fast import fused
+from holdfast.bounding.fast import fused, layout
+from holdfast.bounding.fast.transposed import conv_transpose
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph, Node
 from holdfast.bounding.linear.coefficients import Coefficients, Window, clean, dense, dot, inner, seen
@@ -60,7 +61,7 @@ def carry(
             return [shared, shared], None
         case ops.Reshape():
             c = dense(c, node.shape)
-            values = _as_laid(c.values.reshape(*c.rows, *before), intervals[node.inputs[0]][0])
+            values = layout.like_bounds(c.values.reshape(*c.rows, *before), intervals[node.inputs[0]][0])
             return [replace(c, values=values)], None
         case ops.Concat():
             return _concat(graph, node, node.op, c), None
@@ -71,21 +72,10 @@ def carry(
     raise UnsupportedError(f"layer '{node.name}': linear bounds have no rule for {type(node.op).__name__}")
 
 
-def _as_laid(values: Tensor, bounds: Tensor) -> Tensor:
-    """Coefficients (B, M, C, H, W) of maps, in memory with their channels last if the bounds (B, C, H, W) are.
-
-    Transposed convolutions of them then take two thirds of the time, and their maps stay like that.
-    """
-    if bounds.ndim != 4 or bounds.stride(1) != 1 or bounds.shape[1] == 1:
-        return values
-    maps = values.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    return maps.view(values.shape)
-
-
 def _window(op: ops.Conv, c: Coefficients, window: Window) -> Step:
     """Transposed convolution of the windows alone; the padding of the map becomes an earlier start of the window."""
     rows = c.values.flatten(0, 2)
-    values = ops.conv_transpose(rows, op.weight, op.stride, (0, 0), (0, 0), op.groups, op.dilation)
+    values = conv_transpose(rows, op.weight, op.stride, (0, 0), (0, 0), op.groups, op.dilation)
     stride = (window.stride[0] * op.stride[0], window.stride[1] * op.stride[1])
     padding = (
         window.padding[0] * op.stride[0] + op.padding[0],
@@ -109,7 +99,8 @@ def _activation(c: Coefficients, lines: Lines, given: Tensor | None, before: int
     Rounding leaves the slope of a line off by at most 4 u, which costs 4 u |a| |z|; a shift may have underflowed.
     """
     a, up = c.values, seen(lines.upper_slope, c)
-    if torch.is_grad_enabled() and not sound and c.window is None and lines.lower_shift is None and len(a) == len(up):
+    through_zero = c.window is None and lines.lower_shift is None and len(a) == len(up)
+    if fused.wanted(sound) and through_zero:
         low = seen(lines.lower_slope, c) if given is None else given
         carried, added = fused.bend(a, low, up, seen(lines.upper_shift, c))
         return [Coefficients(carried, scratch=True)], added

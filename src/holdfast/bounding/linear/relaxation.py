@@ -25,6 +25,7 @@ from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.linear.backward import carry
 from holdfast.bounding.linear.coefficients import Coefficients, Window, add, clean, dense, dot
 from holdfast.bounding.linear.relax import Lines, Slopes, relax, unstable
+from holdfast.utils.reference import is_reference
 
 MEMORY = 2**21
 """Coefficients in memory at a time; rows beyond that wait for the next chunk. Small enough for blocks to be reused."""
@@ -262,7 +263,7 @@ def _behind(r: Relaxation, i: int, neurons: Tensor) -> tuple[int, Coefficients, 
         signed = torch.stack([sign * table for sign in SIGNS], 1).flatten(0, 1)
         return signed[torch.stack([count * index + k for k in range(count)], -1)]
 
-    if len(node.shape) == 3:
+    if _has_windows(node):
         channels, area = node.shape[0], node.shape[1] * node.shape[2]
         if neurons.ndim == 1:
             channel, index = torch.arange(channels, device=device)[None, None], (neurons[::channels] % area)[None]
@@ -293,11 +294,16 @@ def _numel(shape: ops.Shape) -> int:
     return int(torch.Size(shape).numel())
 
 
+def _has_windows(node: ops.Node) -> bool:
+    """True if rows that start at the node are kept as windows of its maps: smaller than the whole map, and faster."""
+    return len(node.shape) == 3 and not is_reference()
+
+
 def _chunk(r: Relaxation, i: int, neurons: Tensor) -> int:
     """Neurons of each input at a time: as many as keep the rows within MEMORY at the widest node on the way."""
     shape = r.graph.nodes[i].shape
     widest = max(_numel(node.shape) for node in r.graph.nodes[: i + 1])
-    if len(shape) == 3:
+    if _has_windows(r.graph.nodes[i]):
         widest = min(widest, _widest_window(r.graph, i))
     most = max(1, MEMORY // (len(SIGNS) * widest * len(r.region.x)))
     whole_places = len(shape) == 3 and neurons.ndim == 1
