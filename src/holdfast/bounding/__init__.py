@@ -23,7 +23,7 @@ __all__ = ["Ascent", "bounds"]
 
 
 def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", **options: Any) -> Bounds:
-    """Lower and upper bounds of every logit over the threat set.
+    """Bound every logit over the threat set from below and above.
 
     Gradients flow to the parameters of the model, so that a bound can be trained.
 
@@ -32,7 +32,7 @@ def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", *
         x: inputs in the threat's valid range, shape (B, ...).
         threat: what the adversary may do.
         method: a name from `hf.methods("bounds")`.
-        **options: of the method; `sound=True` accounts for floating-point rounding.
+        **options: options of the method; `sound=True` accounts for floating-point rounding.
 
     Example:
         >>> import holdfast as hf
@@ -55,5 +55,5 @@ def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", *
     if options.get("sound", True):
         check_order(result.lower, result.upper, f"the logits by '{method}'")
         return result
-    # Without a term for rounding the two may cross by rounding alone.
+    # Without a term for rounding rounding may make the two cross.
     return Bounds(torch.minimum(result.lower, result.upper), torch.maximum(result.lower, result.upper))

@@ -25,12 +25,12 @@ from holdfast.utils.options import Count
 def alpha_crown(
     model: nn.Module, x: Tensor, threat: Threat, *, ascent: Ascent = ASCENT, sound: bool = True, chunk: Count = 64
 ) -> Bounds:
-    """Bounds of the logits by CROWN with optimised slopes.
+    """Bound the logits by CROWN with optimised slopes.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).
         threat: any.
-        ascent: how to optimise the slopes; `Ascent(joint=True)` also those of the hidden layers.
+        ascent: how to optimise the slopes; `Ascent(joint=True)` includes the slopes of the hidden layers.
         sound: account for rounding.
         chunk: boxes in memory at a time, for patches.
     """

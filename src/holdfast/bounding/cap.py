@@ -24,12 +24,12 @@ REFERENCE = (
     )
 )
 def cap(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True) -> Bounds:
-    """Bounds of the logits.
+    """Bound the logits by dual passes.
 
     Args:
         model: from (B, ...) to logits (B, K), affine layers and ReLUs in sequence.  x: inputs, shape (B, ...).
         threat: a ball; the valid range of the inputs is used.
-        sound: account for rounding; the equal bound of `fastlin` is then computed, which has the error terms.
+        sound: account for rounding; computes the equal bound of `fastlin`, which has the error terms.
     """
     graph, r = trace(model, x, threat), region(threat, x, sound=sound)
     dual.check_chain(graph)

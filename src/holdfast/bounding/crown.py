@@ -20,7 +20,7 @@ from holdfast.utils.options import Count
     )
 )
 def crown(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: Count = 64) -> Bounds:
-    """Bounds of the logits by CROWN.
+    """Bound the logits by CROWN.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).
@@ -40,5 +40,5 @@ def crown(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, ch
     )
 )
 def crown_ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: Count = 256) -> Bounds:
-    """Bounds of the logits by CROWN-IBP; arguments as for `crown`."""
+    """Bound the logits by CROWN-IBP; arguments as for `crown`."""
     return linear_logit_bounds(model, x, threat, slopes="adaptive", hidden=False, sound=sound, chunk=chunk)

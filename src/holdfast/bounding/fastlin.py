@@ -19,5 +19,5 @@ from holdfast.utils.options import Count
     )
 )
 def fastlin(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: Count = 64) -> Bounds:
-    """Bounds of the logits by Fast-Lin; arguments as for `crown`."""
+    """Bound the logits by Fast-Lin; arguments as for `crown`."""
     return linear_logit_bounds(model, x, threat, slopes="parallel", hidden=True, sound=sound, chunk=chunk)

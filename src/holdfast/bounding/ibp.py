@@ -22,7 +22,7 @@ from holdfast.utils.options import Count
     )
 )
 def ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: Count = 1024) -> Bounds:
-    """Bounds of the logits by intervals.
+    """Bound the logits by intervals.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).

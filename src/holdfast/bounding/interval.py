@@ -61,7 +61,7 @@ def step(node: Node, intervals: list[Interval], *, sound: bool) -> Interval:
 
 
 def widen(lower: Tensor, upper: Tensor, *, ulps: int) -> Interval:
-    """Moves both ends outward by that many units in the last place."""
+    """Move both ends outward by that many units in the last place."""
     u, tiny = 2 * ulps * unit(lower.dtype), underflow(0, lower.dtype)
     return lower - (u * lower.abs() + tiny), upper + (u * upper.abs() + tiny)
 
@@ -127,7 +127,7 @@ def _elided(op: ops.Linear, lower: Tensor, upper: Tensor, y: Tensor, *, sound: b
     """(W_y - W_j) c - |W_y - W_j| r + b_y - b_j for all j at once, (B, K)."""
     centre, radius = centre_radius(lower, upper, sound=sound)
     logits = op.apply(centre)
-    # |W_y - W_j| depends on the class alone: one product per class that occurs, and no tensor of shape (B, K, n).
+    # |W_y - W_j| depends only on the class: one product per class that occurs, and no tensor of shape (B, K, n).
     classes, position = torch.unique(y, return_inverse=True)
     gaps = (op.weight[classes][:, None] - op.weight).abs()
     spread = (radius @ gaps.flatten(0, 1).T).view(len(y), len(classes), len(op.weight))

@@ -56,10 +56,10 @@ def certify(
     chunk: Count = 256,
     **options: Any,
 ) -> CertifyResult:
-    """Tries to prove that no input of the threat set changes the class from `y`.
+    """Try to prove that no input of the threat set changes the class from `y`.
 
-    An input is certified only if its margin stays above zero after the rounding-error term; an input that is wrong to
-    begin with never is. A certificate by smoothing speaks of the smoothed classifier, such as `hf.Smoothed`, and is
+    An input is certified only if its margin stays above zero after the rounding-error term; a misclassified input never
+    is. A certificate by smoothing speaks of the smoothed classifier, such as `hf.Smoothed`, and is
     wrong with probability `alpha` at most where it samples.
 
     Args:
@@ -68,7 +68,7 @@ def certify(
         threat: what the adversary may do.
         method: a name from `hf.methods("certify")`; "auto" goes from cheap to tight.
         chunk: inputs worked on at a time; memory grows with it, the answer does not change.
-        **options: of the method; `sound=False` leaves out the rounding-error term.
+        **options: options of the method; `sound=False` leaves out the rounding-error term.
 
     Example:
         >>> import holdfast as hf

@@ -42,7 +42,7 @@ def alpha_crown(
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: any.
-        ascent: how to optimise the slopes; `Ascent(joint=True)` also those of the hidden layers.
+        ascent: how to optimise the slopes; `Ascent(joint=True)` includes the slopes of the hidden layers.
         sound: account for floating-point rounding.
         chunk_boxes: boxes in memory at a time, for patches.
     """
@@ -72,8 +72,8 @@ def _climb(graph: Graph, r: Region, y: Tensor, ascent: Ascent, least: Tensor, *,
         better = alpha.margin_bounds(graph, r.select(open_), y[open_], ascent, sound=sound)
         margins[open_] = torch.maximum(margins[open_], better)
         return margins
-    # Every row has slopes of its own, so that those of classes that are ruled out already can be left out: each input
-    # has as many rows as the one with the most that are open.
+    # Every row has slopes of its own, so the rows of classes that are ruled out can be left out: each input has as
+    # many rows as the input with the most open classes.
     left, whole = alpha.select(relaxed, open_), margins[open_]
     not_yet = rivals[open_] <= 0
     rows = not_yet.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : int(not_yet.sum(1).max())]

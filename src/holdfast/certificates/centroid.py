@@ -22,7 +22,7 @@ apart, d_min the smallest distance of centroids of different classes (`separatio
 nearest class stays the same within half of that. Wang ("On the feature alignment of deep vision models", thesis, 2023,
 theorems 8 and 9) prints 1 + eta for eta, which is wrong: at eta = 0 nothing is rejected, and two classes meet.
 
-Rounding. The features as computed are off by at most E(x) = offset + slope ||x - centre||, so that those of two inputs,
+Rounding. The computed features are off by at most E(x) = offset + slope ||x - centre||, so the features of two inputs,
 eps apart, are at most eps (K + slope) + 2 E(x) apart. Distances are computed up to a factor 1 +- w, for which the rule
 with rho (1 - w) or rho (1 + w) in place of rho accounts. The rest is done in float64, rounded to the safe side.
 """
@@ -85,7 +85,7 @@ def depths(head: Centroid, features: Tensor, ratio: float, *, slack: float = 0.0
 def separation(net: CentroidNet, x: Tensor, *, low: float = 0.0, high: float = 1.0, sound: bool = True) -> float:
     """eta d_min / K: two valid inputs that get different answers are at least this far apart in l2.
 
-    A property of the network alone; the certificate proves at least as much for each input.
+    A property of the network; the certificate proves at least as much for each input.
 
     Args:
         net: with `eta`, in eval mode.
@@ -189,7 +189,7 @@ _BODIES: WeakKeyDictionary[CentroidNet, nn.Sequential] = WeakKeyDictionary()
 def _constants(net: CentroidNet, x: Tensor, *, sound: bool) -> Constants:
     """sqrt(2) times the constants of all features together, (F, F) each.
 
-    They are those of the body with a ReLU behind it. This changes none of them, but hides the last layer, with which
+    They are computed for the body with a ReLU behind it. This changes no constant, but hides the last layer, with which
     differences of single features would get smaller ones.
     """
     hidden = _BODIES.get(net)

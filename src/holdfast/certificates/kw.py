@@ -26,7 +26,7 @@ from holdfast.results import CertifyResult
 def kw(model: nn.Module, x: Tensor, y: Tensor, threat: Ball, *, sound: bool = True) -> CertifyResult:
     """The baseline of `pec`: `radius` is eps where the whole ball is certified, else 0.
 
-    For ReLU the dual bound of Wong and Kolter equals that of Fast-Lin, which is what is computed.
+    For ReLU the dual bound of Wong and Kolter equals the Fast-Lin bound, which is computed.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).

@@ -73,8 +73,8 @@ def nonuniform(
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs in the threat's valid range, shape (B, ...).  y: labels, shape (B,), int64.
         threat: `Linf(eps)`; every half-width is at least eps.
-        steps: of Adam, each with one evaluation of the bounds and its gradient.
-        step_size: of Adam, on the logarithm of the half-widths.
+        steps: steps of Adam, each with one evaluation of the bounds and its gradient.
+        step_size: learning rate of Adam, on the logarithm of the half-widths.
         penalty: weight of the quadratic term, with margins in units of the clean margin.
         delta: margin to keep, in the same unit.
         tolerance: relative precision to which the box is shrunk, and to which the uniform one is searched.
@@ -128,7 +128,7 @@ def certify_nonuniform(
     slopes: Slopes = "parallel",
     hidden: bool = True,
 ) -> CertifyResult:
-    """Certified where `nonuniform` finds a box; `radius` is its least half-width, hence that of a proved ball.
+    """Certified where `nonuniform` finds a box; `radius` is its least half-width, the radius of a proved ball.
 
     It certifies what linear bounds with the same slopes do. `holdfast.certificates.nonuniform.nonuniform` gives the
     box itself and has the other options.
@@ -136,7 +136,7 @@ def certify_nonuniform(
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: `Linf(eps)`.
-        steps: of the optimiser.
+        steps: steps of the optimiser.
         slopes: "parallel" (Fast-Lin) or "adaptive" (CROWN).
         hidden: bound the hidden layers by backward passes; else by intervals.
     """

@@ -254,7 +254,7 @@ def certify_shape(
     sound: bool = True,
     chunk_boxes: int = 1024,
 ) -> CertifyResult:
-    """Certifies against patches of another shape; of a family, against every member.
+    """Certify against patches of another shape; for a family of shapes, against every member.
 
     Args:
         model: from (B, C, H, W) to logits (B, K).  x: inputs.  y: labels, shape (B,).

@@ -32,7 +32,7 @@ class Envelope:
     Attributes:
         slopes: "parallel" for one slope per neuron (Fast-Lin), "adaptive" for two (CROWN).
         hidden: bound the hidden layers by backward passes; else by intervals, which is cheaper and looser.
-        in_range: measure the distance to valid inputs alone (larger), or to all of space.
+        in_range: measure the distance only to valid inputs (larger), or to all of space.
         sound: account for floating-point rounding.
     """
 
@@ -126,7 +126,7 @@ def pec(
         threat: `Linf`, `L2` or `L1`.
         slopes: "parallel" for one slope per neuron (Fast-Lin), "adaptive" for two (CROWN).
         hidden: bound the hidden layers by backward passes; else by intervals, which is cheaper and looser.
-        in_range: measure the distance to valid inputs alone, or to all of space.
+        in_range: measure the distance only to valid inputs, or to all of space.
         sound: account for floating-point rounding.
     """
     eps = torch.full((len(x),), threat.eps, dtype=x.dtype, device=x.device)

@@ -55,8 +55,8 @@ def slope_step(
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: any.
         steps: gradient steps; the paper's variant with several takes 7.
-        step_size: per step; at least 1 makes one step decide, the paper's variant with several takes 0.1.
-        seed: of the starting slopes.
+        step_size: change per step; at least 1 makes one step decide, the paper's variant with several takes 0.1.
+        seed: fixes the starting slopes.
         sound: account for floating-point rounding.
         chunk_boxes: boxes in memory at a time, for patches.
     """
@@ -69,7 +69,7 @@ def slope_step(
 
 
 def fingerprint(x: Tensor) -> Tensor:
-    """A number for each input that depends on its values alone, (B, ...) -> (B,) int64."""
+    """A number for each input that depends only on its values, (B, ...) -> (B,) int64."""
     bits = x.detach().flatten(1).double().contiguous().view(torch.int64)
     weights = Noise(0, torch.zeros(1, dtype=torch.int64, device=x.device)).bits((bits.shape[1],)) | 1
     return (bits * weights).sum(1)

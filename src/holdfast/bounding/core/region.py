@@ -56,7 +56,7 @@ def balls(threat: Linf | L2 | L1, x: Tensor, eps: Tensor, *, sound: bool) -> Reg
 def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = False) -> Tensor:
     """Lower bound of <c, x'> over the region for every row (see `Coefficients.rows`); exact on boxes and for `Sparse`.
 
-    For balls it is the better of the ball's own minimum, <c, x> - eps |c|_dual, and that of the box. With p the
+    For balls it is the better of the ball's own minimum, <c, x> - eps |c|_dual, and the box's. With p the
     positive part of c, the minimum over a box is <c, upper> - <p, upper - lower>, and <|c|, v> = 2 <p, v> - <c, v>.
 
     Args:

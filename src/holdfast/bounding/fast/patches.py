@@ -3,8 +3,8 @@
 Outside the receptive field of the patch every layer has the value that it has at the input x itself. A layer is
 therefore described by a window: the shift of the centre from the value at x, and the radius. Both are zero outside, so
 a convolution of the window is a small convolution with zero padding; an activation needs the value at x, cut out where
-the window lies. The bounds are those of `interval.propagate` up to rounding, which they do not account for: they are
-for training.
+the window lies. The bounds equal the bounds of `interval.propagate` up to rounding, which they do not account for:
+they are for training.
 """
 
 import math

@@ -31,7 +31,7 @@ POINTS = 64
 SEED = 0
 
 Copies = Callable[[], tuple[Graph, nn.Module] | None]
-"""Makes copies of graph and model in float64, or None if the model cannot be copied."""
+"""Make copies of graph and model in float64, or None if the model cannot be copied."""
 _WAY_OUT = "Export the model to ONNX and load that."
 
 

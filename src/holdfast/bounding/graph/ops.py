@@ -241,7 +241,7 @@ class MaxPool(Op):
 
 
 class MinMax(Op):
-    """Sorts pairs of neighbouring channels: (2i, 2i+1) becomes (max, min). Linear where the order is known."""
+    """Sort pairs of neighbouring channels: (2i, 2i+1) becomes (max, min). Linear where the order is known."""
 
     @staticmethod
     def apply(x: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ class Reshape(Op):
 class Unroll(Op):
     """Maps of `shape` (C, H, W) as (H W C): their order in memory with channels last, so that nothing is moved.
 
-    In training by intervals alone, in place of a Reshape before dense layers, whose weights are put in that order.
+    Only in training by intervals, in place of a Reshape before dense layers, whose weights are put in that order.
     """
 
     shape: Shape

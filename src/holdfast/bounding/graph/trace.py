@@ -87,7 +87,7 @@ def _translated(model: nn.Module, x: Tensor) -> Graph:
 
 
 def _in_double(model: nn.Module, x: Tensor) -> tuple[Graph, nn.Module] | None:
-    """Graph and model in float64; None for a model that torch does not copy, or that runs in its own dtype alone."""
+    """Graph and model in float64; None for a model that torch does not copy, or that runs only in its own dtype."""
     try:
         double = copy.deepcopy(model).double()
         double(x[:1].detach().double())  # hooks of torch.nn.utils compute their weights anew
@@ -133,11 +133,11 @@ def _traced(model: nn.Module) -> fx.GraphModule:
 
 
 _PLAIN = ("torch.nn", "orthogonium", "deel.torchlip")
-"""Packages whose linear layers and convolutions do what those of torch do with the weight that they compute."""
+"""Packages whose linear layers and convolutions do what the layers of torch do with the weight that they compute."""
 
 
 class _Tracer(fx.Tracer):
-    """Looks into every module but those that have a rule of their own."""
+    """Look into every module but the ones that have a rule of their own."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if is_parametrized(m) and not type(m).__mro__[1].__module__.startswith(_PLAIN):
@@ -278,7 +278,7 @@ class Translator(fx.Interpreter):
         return self._write(args[0], result)
 
     def _property(self, target: Any, value: Symbol, *args: Any) -> Any:
-        """What the model reads off a value other than its numbers; the batch size is good for reshapes alone."""
+        """What the model reads off a value other than its numbers; the batch size is good only for reshapes."""
         if target is getattr and args[0] not in _ATTRIBUTES:
             raise UnsupportedError(f"the attribute '{args[0]}' of a value that depends on the input. {ADVICE}")
         example = value.example
@@ -353,7 +353,7 @@ class Translator(fx.Interpreter):
         return self._emit(ops.Concat(dim), tuple(tensors))
 
     def _emit(self, op: Op | None, inputs: tuple[Symbol, ...], *, view: bool = False) -> Symbol:
-        """Appends an operation; `view` says that its result shares the memory of its input, as reshapes do."""
+        """Append an operation; `view` says that its result shares the memory of its input, as reshapes do."""
         for value in inputs:
             if value.stale:
                 raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""One step of a backward pass: from the coefficients of a node to those of its inputs, one rule per operation."""
+"""One step of a backward pass, from the coefficients of a node to its inputs: one rule per operation."""
 
 from dataclasses import replace
 
@@ -35,8 +35,8 @@ def carry(
         graph: the network.
         j: the node.
         c: coefficients of its output.
-        lines: of the node, if it is an activation.
-        given: lower slopes to use instead of those of `lines`, (B, 1 or M, *shape) or in the layout of c.
+        lines: lines of the node, if it is an activation.
+        given: lower slopes that replace the slopes of `lines`, (B, 1 or M, *shape) or in the layout of c.
         intervals: bounds of every node.
         sound: account for rounding.
     """
@@ -73,7 +73,7 @@ def carry(
 
 
 def _window(op: ops.Conv, c: Coefficients, window: Window) -> Step:
-    """Transposed convolution of the windows alone; the padding of the map becomes an earlier start of the window."""
+    """Transposed convolution of only the windows; the padding of the map becomes an earlier start of the window."""
     rows = c.values.flatten(0, 2)
     values = conv_transpose(rows, op.weight, op.stride, (0, 0), (0, 0), op.groups, op.dilation)
     stride = (window.stride[0] * op.stride[0], window.stride[1] * op.stride[1])
@@ -163,7 +163,7 @@ def _max_pool(op: ops.MaxPool, a: Tensor, lower: Tensor, upper: Tensor, *, sound
 
 
 def _rivals(op: ops.MaxPool, upper: Tensor, out: torch.Size, index: Tensor) -> Tensor:
-    """Largest upper bound in each window other than that of the neuron `index`."""
+    """Largest upper bound in each window, without the neuron `index`."""
     number = torch.arange(1, upper[0, 0].numel() + 1, device=upper.device).view(1, 1, *upper.shape[2:])
     span = [op.dilation[i] * (op.kernel[i] - 1) + 1 for i in range(2)]
     spare = [op.padding[i] + op.stride[i] + span[i] for i in range(2)]  # ceil_mode may reach beyond the padding

@@ -67,7 +67,7 @@ def _kind(op: ops.Op) -> str:
 
 
 def polytope(graph: Graph, inputs: Region) -> Polytope:
-    """Bounds the input of every ReLU by dual passes for those neurons that intervals leave unstable.
+    """Bound the input of every ReLU by dual passes for those neurons that intervals leave unstable.
 
     On a ball, where boxes are loose, the whole first layer is bounded by the dual norm.
     """

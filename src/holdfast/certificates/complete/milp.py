@@ -213,7 +213,7 @@ class _One:
         return "certified" if self.margin > self.slack else "unknown"
 
     def visit(self, batch: _Batch, i: int, point: Tensor) -> None:
-        """Notes the margin at a point, and the point itself if it is the worst counter-example so far."""
+        """Note the margin at a point, and the point itself if it is the worst counter-example so far."""
         margin = batch.margin_at(i, point)
         self.best = min(self.best, margin)
         if margin > self.slack or margin >= self.reached:
@@ -309,7 +309,7 @@ def check_layers(graph: Graph) -> None:
 
 
 def evaluation_error(graph: Graph, intervals: list[Interval], dtype: torch.dtype) -> Tensor:
-    """By how much logits computed in `dtype` can miss those of real arithmetic, (B, K).
+    """By how much logits computed in `dtype` can miss the logits of real arithmetic, (B, K).
 
     Errors are passed forward: an affine layer turns e into |A| e and adds gamma (|A| |z| + |b|); activations, maxima
     and pair sorting are 1-Lipschitz in the largest error of what they see.

@@ -14,7 +14,7 @@ the model computes there is at most E_yi(x') <= E_yi(x) + slope_yi eps below the
     m_yi = (z_y - z_i)(x) - eps (K_yi + slope_yi) - 2 E_yi(x) > 0
 
 shows that the model as it is run returns y on the whole ball. It is linear in eps, hence the radius in closed form.
-Inputs that fail by rounding alone get a second look: E from the values that they have inside the network.
+Inputs that fail only by rounding get a second look: E from the values that they have inside the network.
 """
 
 import math
@@ -182,7 +182,7 @@ def certify_by_constants(
 def second_look(
     result: CertifyResult, logits: Tensor, x: Tensor, y: Tensor, threat: L2, constants: Constants, name: str
 ) -> CertifyResult:
-    """Proves some of the inputs that failed by rounding alone, with the rounding around each of them."""
+    """Prove some of the inputs that failed only by rounding, with the rounding around each of them."""
     assert constants.rounding is not None
     assert result.radius is not None
     left = (~result.certified).nonzero()[:, 0]

@@ -35,7 +35,7 @@ def radius(
     chunk: Count = 256,
     **options: Any,
 ) -> Tensor:
-    """Largest radius of a ball around each input in which the class is proved not to change, (B,).
+    """Find the largest radius of a ball around each input in which the class is proved not to change, (B,).
 
     The value returned is always one that was proved. It is not always the largest that the method can prove: the
     bounds need not get looser in step with the budget, so that a bracket may close on the wrong side.
@@ -49,11 +49,11 @@ def radius(
             smoothed classifier, and each radius is wrong with probability alpha at most.
         eps_max: largest radius to try; if None, the largest distance between two valid inputs.
         tolerance: width of the bracket at which the search stops.
-        slopes: of `pec`: "parallel" (Fast-Lin) or "adaptive" (CROWN).
+        slopes: lines of `pec`: "parallel" (Fast-Lin) or "adaptive" (CROWN).
         low, high: the valid range of every input value.
         sound: account for floating-point rounding.
         chunk: inputs worked on at a time; memory grows with it, the answer does not change.
-        **options: of "smoothing": sigma, n, n0, alpha, batch, seed.
+        **options: options of "smoothing": sigma, n, n0, alpha, batch, seed.
 
     Example:
         >>> model = torch.nn.Linear(2, 2).eval()

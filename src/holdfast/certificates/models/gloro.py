@@ -28,7 +28,7 @@ class GloRo(nn.Module):
     Args:
         model: from (B, ...) to logits (B, K).
         threat: an l2 ball.
-        steps: of power iteration for each batch, in training mode.
+        steps: steps of power iteration for each batch, in training mode.
 
     Example:
         >>> model = GloRo(nn.Linear(2, 2), L2(100.0)).eval()

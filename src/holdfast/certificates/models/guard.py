@@ -79,11 +79,11 @@ def guard(model: nn.Module, threat: Threat, method: str = "auto", **options: Any
     different answers are therefore no closer than the threat reaches. That the answer is right is not proved.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode. Its weights are those of the guard: `.to(device)` and
+        model: from (B, ...) to logits (B, K), in eval mode. The guard shares its weights: `.to(device)` and
             `.state_dict()` work as usual.
         threat: what the adversary may do.
         method: a name from `hf.methods("certify")`; "auto" is "centroid" for a `CentroidNet`, whose rejections abstain.
-        **options: of `hf.certify` and of the method, such as chunk=64.
+        **options: options of `hf.certify` and of the method, such as chunk=64.
 
     Returns:
         A module from inputs (B, ...) to a `GuardResult`, in eval mode. It has no gradients.

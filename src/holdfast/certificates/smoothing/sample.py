@@ -54,7 +54,7 @@ def sample(
     counts: Counts | None = None,
     watch: Watch | None = None,
 ) -> Counts:
-    """Samples until it is settled, for each input, which of `targets` the probability of its class is above.
+    """Sample until it is settled, for each input, which of `targets` the probability of its class is above.
 
     An input whose guess is not `y` is settled at once. Serves any noise: `draw` makes the copies, and the caller turns
     radii into `targets` and `Counts.lower` into a radius.
@@ -65,7 +65,7 @@ def sample(
         noise: describes `draw`, for the settings of the counts, such as "gaussian 0.5".
         classes: K.
         index: (B,) what identifies each input; its position if not given.
-        counts: of an earlier run, to go on with.
+        counts: counts of an earlier run, to continue it.
         watch: see `Watch`.
     """
     settings = {"noise": noise, "n": how.n, "n0": how.n0, "alpha": how.alpha, "looks": how.adaptive, "seed": how.seed}

@@ -73,23 +73,23 @@ def smoothing(
     counts: Counts | None = None,
     watch: Watch | None = None,
 ) -> CertifyResult:
-    """Certified if the smoothed classifier is shown to answer y on the ball; it is that of `hf.Smoothed(model, sigma)`.
+    """Certified if the smoothed classifier, `hf.Smoothed(model, sigma)`, is shown to answer y on the ball.
 
-    The radius is that of the sample as far as it went: with `adaptive` sampling it is just above the radius asked for.
+    The radius follows from the samples drawn: with `adaptive` sampling it is just above the requested radius.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs.  y: labels, shape (B,).
         threat: an l2 ball.
-        sigma: standard deviation of the noise, in the units of x: that of the training.
+        sigma: standard deviation of the noise in training, in the units of x.
         n: most samples for each input.  n0: samples that guess its class; they are not used again.
         alpha: probability that the statement about one input is wrong.
-        adaptive: stop as soon as the radius asked for is proved, or will hardly be; False: n samples of each input.
-        radii: further radii that shall be settled; one alpha serves them all.
+        adaptive: stop early once the requested radius is certified or unlikely to be; False: n samples of each input.
+        radii: further radii to settle; one alpha serves them all.
         batch: noisy copies in one forward pass; the answer does not change.
         seed: fixes the noise.
-        logits: of the inputs, if they are known; they only tell K.
+        logits: (B, K), if they are known; only K is used.
         index: (B,) what identifies each input for the noise; its position if not given.
-        counts: of a run that was stopped, to go on with.
+        counts: counts of a stopped run, to continue it.
         watch: called after each forward pass.
 
     Returns:

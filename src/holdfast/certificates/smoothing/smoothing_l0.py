@@ -82,8 +82,8 @@ def smoothing_l0(
         model: from (B, ...) to logits (B, K), trained on ablated inputs.  x: inputs.  y: labels, shape (B,).
         threat: the number of pixels rho; one counts once, whatever its channels.
         size: k, pixels that the network sees.
-        null: the value of what is ablated, that of the training.
-        radii: further numbers of pixels that shall be settled.
+        null: value of ablated pixels, as in training.
+        radii: further numbers of pixels to settle.
         n, n0, alpha, adaptive, batch, seed, logits, index, counts, watch: as for `smoothing`.
 
     Returns:

@@ -101,7 +101,7 @@ def smoothing_patch(
         part: the network sees a "column", a "row" or a "block" of the image.
         size: width of the column, height of the row, side of the block.
         threshold: a position votes for each class whose probability is above it; for none, if there is no such class.
-        null: the value of what is ablated, that of the training.
+        null: value of ablated pixels, as in training.
         every_place: look at the votes that a patch touches at each place; False: the test of the paper.
         chunk_views: ablated images in memory at a time.
 

@@ -121,7 +121,7 @@ def check_counts(counts: Counts, inputs: int, classes: int, settings: Mapping[st
 def add_votes(
     model: nn.Module, x: Tensor, draw: Draw, counts: Counts, goal: Tensor, noise: Noise, *, batch: int
 ) -> Iterator[Counts]:
-    """Draws the samples from `counts.drawn` up to `goal` (B,) and yields the counts after each forward pass.
+    """Draw the samples from `counts.drawn` up to `goal` (B,) and yield the counts after each forward pass.
 
     Args:
         x: inputs (B, ...).
