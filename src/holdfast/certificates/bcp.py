@@ -38,8 +38,8 @@ def bcp(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool =
     """Certified if every margin is above zero over the ball and box of the features before the last layer.
 
     Never below the margin of the plain Lipschitz bound, and on linf never below the interval bound, up to rounding.
-    Like intervals it proves little of a network that was not trained for it; there `crown` is tighter. The first call on
-    a model proves the norms of its layers, which takes seconds for a large one; they are remembered.
+    Like intervals it proves little of a network that was not trained for it; there `crown` is tighter. The first call
+    on a model proves the norms of its layers, which takes seconds for a large one; they are remembered.
 
     Rounding (sound=True): the norms hold for real arithmetic; the rounding errors of each layer are bounded from its
     box and added to the radius of the ball (bounding/ball_box/margin.py): the result holds for the network as it runs.

@@ -40,7 +40,7 @@ from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
-from holdfast.threats import L2, Threat
+from holdfast.threats import L2
 
 SAFE = 1 + 1e-12
 """For the float64 arithmetic of constants."""
@@ -121,7 +121,7 @@ def separation(net: CentroidNet, x: Tensor, *, low: float = 0.0, high: float = 1
     )
 )
 def centroid(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, may_reject: bool = False, sound: bool = True
+    model: nn.Module, x: Tensor, y: Tensor, threat: L2, *, may_reject: bool = False, sound: bool = True
 ) -> CertifyResult:
     """Certified if the features stay where the answer is y; with rejection, y = K stands for "I don't know".
 
@@ -136,7 +136,6 @@ def centroid(
         With `radius` (B,), the largest one that is proved; `margin` is in units of the features: what is left of the
         distance to where the answer would change.
     """
-    assert isinstance(threat, L2)  # the registry lets no other one in
     net = _centroid_net(model)
     constants = _constants(net, x, sound=sound)
     features = net.body(x)

@@ -51,7 +51,8 @@ _ONCE: ContextVar[Once | None] = ContextVar("once", default=None)
 
 
 def _digests(x: Tensor) -> list[bytes]:
-    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in x.detach().cpu().flatten(1).numpy()]
+    rows = x.detach().cpu().flatten(1).contiguous().numpy()
+    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
 def once_of(model: nn.Module) -> Once | None:
@@ -72,15 +73,12 @@ def trace_once(model: nn.Module, x: Tensor | None = None, logits: Tensor | None 
         x: inputs (B, ...) whose `logits` (B, K) the model returned a moment ago: it is not asked again.
         logits: see `x`.
     """
-    once = once_of(model)
-    token = _ONCE.set(once or Once(model))
-    current = once or once_of(model)
-    assert current is not None
+    once = once_of(model) or Once(model)
+    token, before = _ONCE.set(once), list(once.answers)
     if x is not None and logits is not None:
-        current.answers.append((x, logits))
+        once.answers.append((x, logits))
     try:
         yield
     finally:
-        if x is not None and logits is not None:
-            current.answers.pop()
+        once.answers[:] = before
         _ONCE.reset(token)

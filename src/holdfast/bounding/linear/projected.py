@@ -6,7 +6,7 @@ neuron is then an affine function of the input and of one free number in [-1, 1]
     value at the middle of the inputs  -+  ( sum radius |xi| + sum gap / 2 |nuhat| ),
 
 with nuhat and xi its coefficients at the activations and at the input. (A one-sided sum of the dual, such as the sum
-of gap [nuhat]_+, is half the sum of gap nuhat, which the value at the middle contains, plus half the one of gap |nuhat|.)
+of gap [nuhat]_+, is half of two sums: of gap nuhat, which the value at the middle contains, and of gap |nuhat|.)
 Cauchy variables are 1-stable: the product of a vector with Cauchy noise is a Cauchy variable whose scale is the l1 norm
 of the vector, and the median of its absolute value is that norm. So a few noise vectors go forward through the network
 beside the values, and the median over them stands for a backward pass for each neuron. On an l2 ball the input's part

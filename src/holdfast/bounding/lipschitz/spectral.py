@@ -52,8 +52,8 @@ def _no_norm(op: Affine) -> UnsupportedError:
 def power_iteration(op: Affine, v: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Power iteration from v: (sigma, u, v) with sigma = <u, A v>, never above the norm.
 
-    u (*out) and v (*in) are constants; sigma carries the gradient u v^T to the weights, the gradient of the norm once u and v
-    have converged. It comes from below: a certificate must not use it.
+    u (*out) and v (*in) are constants; sigma carries the gradient u v^T to the weights, the gradient of the norm once
+    u and v have converged. It comes from below: a certificate must not use it.
 
     Args:
         op: the operation; its bias plays no part.

@@ -6,8 +6,8 @@ behind the weights by several percent in each layer. Two cures:
 - A dense layer has several vectors, and the best combination of them counts (subspace iteration). They take hardly
   longer than one, as the weights have to be read once for all of them.
 - A convolution has one for each of its Fourier blocks T_f (spectral_conv.py), small matrices, one for each frequency f
-  of a torus. The largest of their norms is the norm on the torus: never below the norm of the padded convolution, and the
-  one that the proof starts from.
+  of a torus. The largest of their norms is the norm on the torus: never below the norm as padded, and the one
+  that the proof starts from.
 """
 
 from functools import lru_cache
