@@ -31,8 +31,9 @@ from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast.analyze.bounding_maps import similarity
-from holdfast.certificates.core.margins import crown, fastlin
 from holdfast.certificates.core.radius import search_radius
+from holdfast.certificates.crown import crown
+from holdfast.certificates.fastlin import fastlin
 from holdfast.certificates.nonuniform import nonuniform
 from holdfast.certificates.pec import pec
 

@@ -110,8 +110,7 @@ class Certificate(Method):
         smoothed: whether it speaks of a smoothed classifier made from the model, not of the model.
         quick: whether it costs next to nothing where the logits are known.
         own_margin: whether its margin is in units of its own, not a difference of logits.
-        radius: how `hf.radius` finds the largest radius: in "closed form", by a "search" or by "bisection" of linear or
-            interval bounds, by "sampling", or "" where it does not.
+        radius: finds the largest radius for `hf.radius`, made in certificates/core/search.py; None if it has none.
     """
 
     kind: ClassVar[Kind] = "certify"
@@ -121,7 +120,7 @@ class Certificate(Method):
     smoothed: bool = field(default=False, kw_only=True)
     quick: bool = field(default=False, kw_only=True)
     own_margin: bool = field(default=False, kw_only=True)
-    radius: Literal["", "closed form", "search", "bisection", "sampling"] = field(default="", kw_only=True)
+    radius: Callable[..., Any] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

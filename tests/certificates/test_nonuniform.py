@@ -153,7 +153,10 @@ def test_as_a_certificate():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"steps": -1}, "steps must be at least 0"), ({"penalty": 0.0}, "penalty must be a positive number")],
+    [
+        ({"steps": -1}, "'steps'.*expected an integer >= 0, got -1"),
+        ({"penalty": 0.0}, "'penalty'.*expected a number > 0, got 0.0"),
+    ],
 )
 def test_bad_options_are_refused(options, message):
     model, x, y = linear()

@@ -17,7 +17,8 @@ from holdfast.bounding.core.region import balls
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear.relaxation import margin_planes, relaxation
 from holdfast.certificates.core.distance import NORMS, HalfSpaces, distance, dual, half_spaces, reach
-from holdfast.certificates.pec import kw, pec
+from holdfast.certificates.kw import kw
+from holdfast.certificates.pec import pec
 
 KINDS = {"linf": hf.Linf, "l2": hf.L2, "l1": hf.L1}
 DUAL = {"linf": 1, "l2": 2, "l1": torch.inf}

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from holdfast.bounding.core.rounding import gamma, underflow, unit
 from holdfast.bounding.fast.fused import ends, halves
+from holdfast.bounding.fast.layout import like_maps
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph, Node
 from holdfast.errors import SoundnessError, UnsupportedError
@@ -53,21 +54,14 @@ def step(node: Node, intervals: list[Interval], *, sound: bool) -> Interval:
             bounds = lower + intervals[1][0], upper + intervals[1][1]
             return widen(*bounds, ulps=2) if sound else bounds
         case ops.Reshape():
-            for bound in (lower, upper):
-                if bound.requires_grad and bound.ndim == 4 and bound.stride(1) == 1 < bound.shape[1]:
-                    bound.register_hook(_channels_last)  # a gradient that lies otherwise than its map is slow to use
-            return lower.reshape(-1, *node.shape), upper.reshape(-1, *node.shape)
+            return like_maps(lower).reshape(-1, *node.shape), like_maps(upper).reshape(-1, *node.shape)
         case ops.Concat():
             return torch.cat([i[0] for i in intervals], node.op.dim), torch.cat([i[1] for i in intervals], node.op.dim)
     raise UnsupportedError(f"layer '{node.name}': interval bounds have no rule for {type(node.op).__name__}")
 
 
-def _channels_last(gradient: Tensor) -> Tensor:
-    return gradient.contiguous(memory_format=torch.channels_last)
-
-
 def widen(lower: Tensor, upper: Tensor, *, ulps: int) -> Interval:
-    """Moves both ends outward by that many units in the last place."""
+    """Move both ends outward by that many units in the last place."""
     u, tiny = 2 * ulps * unit(lower.dtype), underflow(0, lower.dtype)
     return lower - (u * lower.abs() + tiny), upper + (u * upper.abs() + tiny)
 
@@ -92,8 +86,6 @@ def affine(op: ops.Affine, lower: Tensor, upper: Tensor, *, sound: bool) -> Inte
     """
     if not sound:
         centre, radius = halves(lower, upper)
-        if lower.ndim == 4 and lower.stride(1) == 1:  # which is lost in the sums of grey images
-            centre, radius = ops.channels_last(centre), ops.channels_last(radius)
         return ends(op.apply(centre), op.apply_abs(radius))
     centre = (lower + upper) / 2
     middle = op.apply(centre)
@@ -135,7 +127,7 @@ def _elided(op: ops.Linear, lower: Tensor, upper: Tensor, y: Tensor, *, sound: b
     """(W_y - W_j) c - |W_y - W_j| r + b_y - b_j for all j at once, (B, K)."""
     centre, radius = centre_radius(lower, upper, sound=sound)
     logits = op.apply(centre)
-    # |W_y - W_j| depends on the class alone: one product per class that occurs, and no tensor of shape (B, K, n).
+    # |W_y - W_j| depends only on the class: one product per class that occurs, and no tensor of shape (B, K, n).
     classes, position = torch.unique(y, return_inverse=True)
     gaps = (op.weight[classes][:, None] - op.weight).abs()
     spread = (radius @ gaps.flatten(0, 1).T).view(len(y), len(classes), len(op.weight))

@@ -6,18 +6,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.bounding.graph.once import trace_once
 from holdfast.certificates import alpha_crown as _alpha_crown  # noqa: F401  (registers the methods)
 from holdfast.certificates import auto as _auto  # noqa: F401
 from holdfast.certificates import bcp as _bcp  # noqa: F401
 from holdfast.certificates import cap as _cap  # noqa: F401
 from holdfast.certificates import centroid as _centroid  # noqa: F401
+from holdfast.certificates import crown as _crown  # noqa: F401
+from holdfast.certificates import fastlin as _fastlin  # noqa: F401
+from holdfast.certificates import gloro as _gloro  # noqa: F401
+from holdfast.certificates import ibp as _ibp  # noqa: F401
+from holdfast.certificates import kw as _kw  # noqa: F401
 from holdfast.certificates import lipschitz as _lipschitz  # noqa: F401
 from holdfast.certificates import nonuniform as _nonuniform  # noqa: F401
 from holdfast.certificates import patch as _patch  # noqa: F401
 from holdfast.certificates import pec as _pec  # noqa: F401
-from holdfast.certificates import slope_step as _one_step  # noqa: F401
+from holdfast.certificates import slope_step as _slope_step  # noqa: F401
+from holdfast.certificates import sparse as _sparse  # noqa: F401
 from holdfast.certificates.complete import milp as _milp  # noqa: F401
-from holdfast.certificates.core import margins as _margins  # noqa: F401
 from holdfast.certificates.core.radius import radius
 from holdfast.certificates.models.gloro import GloRo
 from holdfast.certificates.models.smoothed import Smoothed, unwrap
@@ -26,10 +32,11 @@ from holdfast.certificates.smoothing import smoothing_l0 as _smoothing_l0  # noq
 from holdfast.certificates.smoothing import smoothing_l1 as _smoothing_l1  # noqa: F401
 from holdfast.certificates.smoothing import smoothing_patch as _smoothing_patch  # noqa: F401
 from holdfast.checks import check_precision, check_task
-from holdfast.errors import InputError, SoundnessError
+from holdfast.errors import SoundnessError
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.options import Count, check_options, options_of
 
 __all__ = ["GloRo", "Smoothed", "certify", "prove", "radius"]
 
@@ -46,13 +53,13 @@ def certify(
     threat: Threat,
     method: str = "auto",
     *,
-    chunk: int = 256,
+    chunk: Count = 256,
     **options: Any,
 ) -> CertifyResult:
-    """Tries to prove that no input of the threat set changes the class from `y`.
+    """Try to prove that no input of the threat set changes the class from `y`.
 
-    An input is certified only if its margin stays above zero after the rounding-error term; an input that is wrong to
-    begin with never is. A certificate by smoothing speaks of the smoothed classifier, such as `hf.Smoothed`, and is
+    An input is certified only if its margin stays above zero after the rounding-error term; a misclassified input never
+    is. A certificate by smoothing speaks of the smoothed classifier, such as `hf.Smoothed`, and is
     wrong with probability `alpha` at most where it samples.
 
     Args:
@@ -61,7 +68,7 @@ def certify(
         threat: what the adversary may do.
         method: a name from `hf.methods("certify")`; "auto" goes from cheap to tight.
         chunk: inputs worked on at a time; memory grows with it, the answer does not change.
-        **options: of the method; `sound=False` leaves out the rounding-error term.
+        **options: options of the method; `sound=False` leaves out the rounding-error term.
 
     Example:
         >>> import holdfast as hf
@@ -72,8 +79,7 @@ def certify(
     """
     entry = get("certify", method)
     options = entry.check(threat if isinstance(threat, Threat) else None, options)
-    if chunk < 1:
-        raise InputError(f"chunk must be at least 1, got {chunk}")
+    check_options(options_of(certify), {"chunk": chunk}, "call of certify")
     if isinstance(model, Smoothed):
         model, options = unwrap(model, method, options)
     check_precision(x)
@@ -100,12 +106,15 @@ def prove(
     pieces = [slice(i, i + chunk) for i in range(0, len(x), chunk)]
 
     def one(piece: slice) -> CertifyResult:
+        part, answers = x[piece], logits[piece]
         # A certificate that costs no more than a forward pass is spared a second one.
-        known = {"logits": logits[piece]} if "logits" in entry.options else {}
-        result: CertifyResult = entry.function(model, x[piece], y[piece], threat.select(piece), **known | options)
+        known = {"logits": answers} if "logits" in entry.options else {}
+        with trace_once(model, part, answers):
+            result: CertifyResult = entry.function(model, part, y[piece], threat.select(piece), **known | options)
         return result
 
-    parts = [one(piece) for piece in pieces]
+    with trace_once(model):
+        parts = [one(piece) for piece in pieces]
     radii = [part.radius for part in parts if part.radius is not None]
     result = CertifyResult(
         torch.cat([part.certified for part in parts]),

@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.region import REGIONS, Region
 from holdfast.bounding.graph.ops import Graph
-from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import alpha
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.alpha import ASCENT, Ascent
 from holdfast.bounding.linear.coefficients import Coefficients
-from holdfast.certificates.core.margins import from_margins, worst_margins
+from holdfast.certificates.core.margins import certify_margins
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.options import Count
 
 
 @register(
@@ -35,19 +35,19 @@ def alpha_crown(
     *,
     ascent: Ascent = ASCENT,
     sound: bool = True,
-    chunk_boxes: int = 64,
+    chunk_boxes: Count = 64,
 ) -> CertifyResult:
     """CROWN first; the slopes are then optimised for the inputs that it leaves open.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: any.
-        ascent: how to optimise the slopes; `Ascent(joint=True)` also those of the hidden layers.
+        ascent: how to optimise the slopes; `Ascent(joint=True)` includes the slopes of the hidden layers.
         sound: account for floating-point rounding.
         chunk_boxes: boxes in memory at a time, for patches.
     """
 
-    def margins(graph: Graph, r: Region, y: Tensor) -> Tensor:
+    def margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
         least = r.x.new_full((len(y),), -torch.inf)
         if ascent.hope < math.inf:
             logits = model(r.x)
@@ -55,8 +55,7 @@ def alpha_crown(
             least = -ascent.hope * own
         return _climb(graph, r, y, ascent, least, sound=sound)
 
-    found = worst_margins(trace(model, x, threat), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
-    return from_margins(found, y, "alpha-crown")
+    return certify_margins(model, x, y, threat, "alpha-crown", margins, sound=sound, chunk=chunk_boxes)
 
 
 @torch.no_grad()
@@ -73,8 +72,8 @@ def _climb(graph: Graph, r: Region, y: Tensor, ascent: Ascent, least: Tensor, *,
         better = alpha.margin_bounds(graph, r.select(open_), y[open_], ascent, sound=sound)
         margins[open_] = torch.maximum(margins[open_], better)
         return margins
-    # Every row has slopes of its own, so that those of classes that are ruled out already can be left out: each input
-    # has as many rows as the one with the most that are open.
+    # Every row has slopes of its own, so the rows of classes that are ruled out can be left out: each input has as
+    # many rows as the input with the most open classes.
     left, whole = alpha.select(relaxed, open_), margins[open_]
     not_yet = rivals[open_] <= 0
     rows = not_yet.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, : int(not_yet.sum(1).max())]

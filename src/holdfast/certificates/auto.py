@@ -12,8 +12,9 @@ from holdfast.bounding.core.region import REGIONS
 from holdfast.bounding.linear.alpha import Ascent
 from holdfast.certificates.alpha_crown import alpha_crown
 from holdfast.certificates.bcp import bcp
-from holdfast.certificates.core.margins import crown_ibp, ibp
-from holdfast.certificates.lipschitz import gloro
+from holdfast.certificates.crown import crown_ibp
+from holdfast.certificates.gloro import gloro
+from holdfast.certificates.ibp import ibp
 from holdfast.errors import UnsupportedError
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult

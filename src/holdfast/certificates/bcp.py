@@ -4,12 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.bounding.ball_box.margin import margins, outer_bound, proven_norm
-from holdfast.bounding.core.region import Region, region
+from holdfast.bounding.core.region import Region
 from holdfast.bounding.core.rounding import unit
 from holdfast.bounding.graph.ops import Graph
-from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear.affine import is_affine
-from holdfast.certificates.core.margins import from_margins, interval_margins
+from holdfast.certificates.core.margins import certify_margins, interval_margins
 from holdfast.certificates.core.proved_norms import cached_norm
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
@@ -38,9 +37,9 @@ def bcp_margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
 def bcp(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
     """Certified if every margin is above zero over the ball and box of the features before the last layer.
 
-    Never below the margin of the plain Lipschitz bound, and on linf never below that of intervals, up to rounding. Like
-    these it proves little of a network that was not trained for it; there `crown` is tighter. The first call on a model
-    proves the norms of its layers, which takes seconds for a large one; they are remembered.
+    Never below the margin of the plain Lipschitz bound, and on linf never below the interval bound, up to rounding.
+    Like intervals it proves little of a network that was not trained for it; there `crown` is tighter. The first call
+    on a model proves the norms of its layers, which takes seconds for a large one; they are remembered.
 
     Rounding (sound=True): the norms hold for real arithmetic; the rounding errors of each layer are bounded from its
     box and added to the radius of the ball (bounding/ball_box/margin.py): the result holds for the network as it runs.
@@ -51,4 +50,4 @@ def bcp(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool =
         threat: an l2 ball; linf and l1 balls are put into the smallest l2 ball, and into their own box.
         sound: account for floating-point rounding.
     """
-    return from_margins(bcp_margins(trace(model, x, threat), region(threat, x, sound=sound), y, sound=sound), y, "bcp")
+    return certify_margins(model, x, y, threat, "bcp", bcp_margins, sound=sound)

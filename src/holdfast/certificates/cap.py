@@ -2,12 +2,11 @@
 
 from torch import Tensor, nn
 
-from holdfast.bounding.core.region import BALLS, Region, region
+from holdfast.bounding.cap import REFERENCE
+from holdfast.bounding.core.region import BALLS, Region
 from holdfast.bounding.graph.ops import Graph
-from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import dual
-from holdfast.bounding.linear.dual import REFERENCE
-from holdfast.certificates.core.margins import from_margins, linear_margins
+from holdfast.certificates.core.margins import certify_margins, linear_margins
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
@@ -45,4 +44,4 @@ def cap(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool =
         threat: a ball; the valid range of the inputs is used.
         sound: account for floating-point rounding, through the equal bound of `fastlin`.
     """
-    return from_margins(cap_margins(trace(model, x, threat), region(threat, x, sound=sound), y, sound=sound), y, "cap")
+    return certify_margins(model, x, y, threat, "cap", cap_margins, sound=sound)

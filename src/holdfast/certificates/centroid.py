@@ -22,7 +22,7 @@ apart, d_min the smallest distance of centroids of different classes (`separatio
 nearest class stays the same within half of that. Wang ("On the feature alignment of deep vision models", thesis, 2023,
 theorems 8 and 9) prints 1 + eta for eta, which is wrong: at eta = 0 nothing is rejected, and two classes meet.
 
-Rounding. The features as computed are off by at most E(x) = offset + slope ||x - centre||, so that those of two inputs,
+Rounding. The computed features are off by at most E(x) = offset + slope ||x - centre||, so the features of two inputs,
 eps apart, are at most eps (K + slope) + 2 E(x) apart. Distances are computed up to a factor 1 +- w, for which the rule
 with rho (1 - w) or rho (1 + w) in place of rho accounts. The rest is done in float64, rounded to the safe side.
 """
@@ -35,12 +35,12 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.bounding.core.rounding import gamma, norm_above, unit
-from holdfast.certificates.lipschitz import NORMS, Constants, lipschitz_constants
+from holdfast.certificates.core.lipschitz_margins import NORMS, Constants, lipschitz_constants
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
-from holdfast.threats import L2, Threat
+from holdfast.threats import L2
 
 SAFE = 1 + 1e-12
 """For the float64 arithmetic of constants."""
@@ -85,7 +85,7 @@ def depths(head: Centroid, features: Tensor, ratio: float, *, slack: float = 0.0
 def separation(net: CentroidNet, x: Tensor, *, low: float = 0.0, high: float = 1.0, sound: bool = True) -> float:
     """eta d_min / K: two valid inputs that get different answers are at least this far apart in l2.
 
-    A property of the network alone; the certificate proves at least as much for each input.
+    A property of the network; the certificate proves at least as much for each input.
 
     Args:
         net: with `eta`, in eval mode.
@@ -121,7 +121,7 @@ def separation(net: CentroidNet, x: Tensor, *, low: float = 0.0, high: float = 1
     )
 )
 def centroid(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, may_reject: bool = False, sound: bool = True
+    model: nn.Module, x: Tensor, y: Tensor, threat: L2, *, may_reject: bool = False, sound: bool = True
 ) -> CertifyResult:
     """Certified if the features stay where the answer is y; with rejection, y = K stands for "I don't know".
 
@@ -136,7 +136,6 @@ def centroid(
         With `radius` (B,), the largest one that is proved; `margin` is in units of the features: what is left of the
         distance to where the answer would change.
     """
-    assert isinstance(threat, L2)  # the registry lets no other one in
     net = _centroid_net(model)
     constants = _constants(net, x, sound=sound)
     features = net.body(x)
@@ -189,7 +188,7 @@ _BODIES: WeakKeyDictionary[CentroidNet, nn.Sequential] = WeakKeyDictionary()
 def _constants(net: CentroidNet, x: Tensor, *, sound: bool) -> Constants:
     """sqrt(2) times the constants of all features together, (F, F) each.
 
-    They are those of the body with a ReLU behind it. This changes none of them, but hides the last layer, with which
+    They are computed for the body with a ReLU behind it. This changes no constant, but hides the last layer, with which
     differences of single features would get smaller ones.
     """
     hidden = _BODIES.get(net)

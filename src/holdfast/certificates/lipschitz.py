@@ -1,255 +1,26 @@
-"""Certificates from global Lipschitz constants: one forward pass for each input, whatever the budget.
+"""Margins against the Lipschitz constant of the network, for all inputs or around each of them."""
 
-If |(z_y - z_i)(x) - (z_y - z_i)(x')| <= K_yi ||x - x'|| for all inputs, class y stays ahead of i within
-
-    r_i = (z_y - z_i)(x) / K_yi,
-
-so min_i r_i is a certified radius. `gloro` has a constant for every pair of classes, `lipschitz` one for all of them.
-
-Rounding. The constants hold for the network in real arithmetic; a model is run in floating point. Let E_yi(x) bound how
-far the computed z_y - z_i is off at x: E_yi(x) = offset_yi + slope_yi ||x - centre||, from `Rounding`. The margin at x
-as computed is at most E_yi(x) above the real one, the real one falls by at most eps K_yi on the way to x', and what
-the model computes there is at most E_yi(x') <= E_yi(x) + slope_yi eps below the real one again. So
-
-    m_yi = (z_y - z_i)(x) - eps (K_yi + slope_yi) - 2 E_yi(x) > 0
-
-shows that the model as it is run returns y on the whole ball. It is linear in eps, hence the radius in closed form.
-Inputs that fail by rounding alone get a second look: E from the values that they have inside the network.
-"""
-
-import math
-from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.bounding.ball_box.margin import proven_norm
 from holdfast.bounding.core.region import region
-from holdfast.bounding.core.rounding import gamma, norm_above, unit
-from holdfast.bounding.graph import ops
-from holdfast.bounding.graph.agreement import check_plain
-from holdfast.bounding.graph.ops import Graph, Node
 from holdfast.bounding.graph.trace import trace
-from holdfast.bounding.lipschitz.constants import lipschitz_bound
 from holdfast.bounding.lipschitz.local import local_lipschitz
-from holdfast.certificates.core.logit_error import Rounding
+from holdfast.certificates.core.lipschitz_margins import (
+    NORMS,
+    certify_by_constants,
+    certify_logits,
+    lipschitz_constants,
+    round_down,
+)
 from holdfast.certificates.core.proved_norms import cached_norm
+from holdfast.certificates.core.search import own_radius
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
-from holdfast.threats import L2, Threat
-
-NORMS = ("l2",)
-"""Threats that the constants are for."""
-CHUNK = 256
-"""Inputs of a second look at a time."""
-
-
-@dataclass(frozen=True, eq=False)
-class Constants:
-    """What the certificates need to know of a model; all but the centre float64.
-
-    Attributes:
-        pairs: (K, K) proven Lipschitz constants K_yi of z_y - z_i.
-        offset, slope: (K, K); the computed z_y - z_i is off by at most offset + slope ||x - centre||.
-        centre: broadcasts against one input.
-        rounding: where these come from; None without rounding.
-    """
-
-    pairs: Tensor
-    offset: Tensor
-    slope: Tensor
-    centre: Tensor
-    rounding: Rounding | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """Constants, and the model that they were computed for: its text, with the shape of its inputs, and its tensors."""
-
-    text: str
-    tensors: tuple[Tensor, ...]
-    constants: Constants
-
-    def holds(self, text: str, tensors: tuple[Tensor, ...]) -> bool:
-        same = self.text == text and len(self.tensors) == len(tensors)
-        return same and all(
-            a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(self.tensors, tensors, strict=True)
-        )
-
-
-_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[bool, bool], _Known]] = WeakKeyDictionary()
-
-
-@torch.no_grad()
-def lipschitz_constants(
-    model: nn.Module, x: Tensor, threat: L2 | None = None, *, single: bool = False, sound: bool = True
-) -> Constants:
-    """The constants of a model for inputs like x (B, ...); computed once, and anew as soon as the model has changed.
-
-    They are kept with a copy of all parameters and buffers, which is compared value by value: cheap beside a forward
-    pass, and no change goes unseen, whether made by an optimiser, by `load_state_dict` or through `.data`. What a model
-    keeps elsewhere, such as a plain number that its repr does not show, must not change.
-
-    Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs; their shape and dtype count.
-        threat: where the graph is compared with the model besides x, when the constants are computed.
-        single: sqrt(2) times the constant of the map to all logits, for every pair.
-        sound: with the rounding of the logits; else this is zero.
-    """
-    check_plain(model)
-    text = f"{x.dtype} {x.device} {tuple(x.shape[1:])} {model!r}"
-    tensors = (*model.parameters(), *model.buffers())
-    known, key = _KNOWN.setdefault(model, {}), (single, sound)
-    if key not in known or not known[key].holds(text, tensors):
-        graph = trace(model, x, threat)
-        bound = lipschitz_bound(single_constant(graph) if single else graph, norm=cached_norm)
-        if sound:
-            rounding = Rounding(graph, bound, x.dtype)
-            constants = Constants(bound.pairs, *rounding.everywhere(), rounding.centre, rounding)
-        else:
-            zero = torch.zeros_like(bound.pairs)
-            constants = Constants(bound.pairs, zero, zero, x.new_zeros(()))
-        known[key] = _Known(text, tuple(tensor.detach().clone() for tensor in tensors), constants)
-    return known[key].constants
-
-
-def single_constant(graph: Graph) -> Graph:
-    """The network with a ReLU on its logits, which changes no constant but hides the last layer from the pairs.
-
-    All that is known of z_y - z_i is then that it moves by at most sqrt(2) times as much as z.
-    """
-    relu = ops.Activation("relu", torch.relu)
-    return Graph((*graph.nodes, Node(relu, (len(graph.nodes) - 1,), "logits", graph.nodes[-1].shape)))
-
-
-def certify_logits(
-    logits: Tensor,
-    x: Tensor,
-    y: Tensor,
-    threat: L2,
-    constants: Constants,
-    name: str,
-    *,
-    sound: bool,
-    pairs: Tensor | None = None,
-) -> CertifyResult:
-    """The certificate from the logits (B, K) that the model returned for x; see the top of this file.
-
-    `pairs` (B, K), if given, are constants of z_y - z_i around each input, in place of the global ones.
-    """
-    z, k = logits.double(), constants.pairs[y] if pairs is None else pairs
-    gap = z.gather(1, y[:, None]) - z
-    reach, stretch, apart = threat.eps, 1.0, 0.0
-    if sound:
-        error, slope = constants.offset[y], constants.slope[y]
-        distance = norm_above((x - constants.centre).flatten(1)) * (1 + gamma(x[0].numel(), x.dtype))
-        gap = gap - 2 * (error + slope * distance[:, None])
-        k = k + slope
-        stretch, apart, reach = _stretch(x), _apart(threat, x), _reach(threat, x)
-    gap = gap.scatter(1, y[:, None], torch.inf)
-    margin = (gap - reach * k).amin(1).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    # Where K = 0 the margin is the same everywhere: 0/0 stands for a tie, which proves nothing.
-    radius = (gap / k).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf).amin(1)
-    radius = ((radius - apart) / stretch).clamp(min=0)
-    margin, radius = _down(torch.stack([margin, radius]), x.dtype)
-    certified = margin > 0
-    return CertifyResult(certified, margin, radius, by=tuple(name if c else "" for c in certified.tolist()))
-
-
-def _down(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest number of that dtype that is not larger."""
-    near = value.to(dtype)
-    return torch.where(near.double() > value, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)
-
-
-def _certify(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, name: str, *, sound: bool, logits: Tensor | None
-) -> CertifyResult:
-    assert isinstance(threat, L2)  # the registry lets no other one in
-    constants = lipschitz_constants(model, x, threat, single=name == "lipschitz", sound=sound)
-    logits = model(x) if logits is None else logits
-    result = certify_logits(logits, x, y, threat, constants, name, sound=sound)
-    return second_look(result, logits, x, y, threat, constants, name) if sound else result
-
-
-@torch.no_grad()
-def second_look(
-    result: CertifyResult, logits: Tensor, x: Tensor, y: Tensor, threat: L2, constants: Constants, name: str
-) -> CertifyResult:
-    """Proves some of the inputs that failed by rounding alone, with the rounding around each of them."""
-    assert constants.rounding is not None
-    assert result.radius is not None
-    left = (~result.certified).nonzero()[:, 0]
-    if len(left) == 0:
-        return result
-    exact = certify_logits(logits[left], x[left], y[left], threat, constants, name, sound=False)
-    left = left[exact.certified]
-    if len(left) == 0:
-        return result
-    reach = _reach(threat, x)
-    off = torch.cat([constants.rounding.around(x[part], y[part], reach) for part in left.split(CHUNK)])
-    z, rows = logits[left].double(), y[left, None]
-    margin = z.gather(1, rows) - z - off - reach * constants.pairs[y[left]]
-    margin = margin.scatter(1, rows, torch.inf).amin(1).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    margin = torch.maximum(_down(margin, x.dtype), result.margin[left])
-    proved, eps = margin > 0, _down(torch.tensor(threat.eps, dtype=torch.float64, device=x.device), x.dtype)
-    radius = torch.where(proved, result.radius[left].clamp(min=float(eps)), result.radius[left])
-    by = list(result.by)
-    for i in left[proved].tolist():
-        by[i] = name
-    return CertifyResult(
-        result.certified.index_fill(0, left[proved], True),
-        result.margin.index_copy(0, left, margin),
-        result.radius.index_copy(0, left, radius),
-        by=tuple(by),
-    )
-
-
-def _stretch(x: Tensor) -> float:
-    return 1 + 64 * unit(x.dtype)
-
-
-def _apart(threat: L2, x: Tensor) -> float:
-    return 4 * unit(x.dtype) * max(abs(threat.low), abs(threat.high)) * math.sqrt(x[0].numel())
-
-
-def _reach(threat: L2, x: Tensor) -> float:
-    """How far an input can be that counts as inside the ball: by what rounding its distance can do, too."""
-    return threat.eps * _stretch(x) + _apart(threat, x)
-
-
-@register(
-    Certificate(
-        "gloro",
-        summary="margins against a Lipschitz constant for every pair of classes: one forward pass, radius in "
-        "closed form",
-        threats=NORMS,
-        reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021",
-        quick=True,
-        radius="closed form",
-    )
-)
-def gloro(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True, logits: Tensor | None = None
-) -> CertifyResult:
-    """Certified if z_y - z_i > eps K_yi for all i, K_yi = ||w_y - w_i|| times the constant of the layers before.
-
-    For networks trained with the constants in the loss; on others they are far too large. The first call for a model
-    computes them, which takes seconds; later ones cost a forward pass.
-
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: an l2 ball.
-        sound: account for floating-point rounding. What it costs grows with the width of the layers and the norm of the
-            inputs; in float64 it is nothing.
-        logits: (B, K), what the model returned for x, if they are at hand: saves the forward pass.
-
-    Returns:
-        With `radius` (B,), the largest one that is proved.
-    """
-    return _certify(model, x, y, threat, "gloro", sound=sound, logits=logits)
+from holdfast.threats import L2
 
 
 @register(
@@ -260,14 +31,14 @@ def gloro(
         threats=NORMS,
         reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
         "invariance for deep neural networks, 2018",
-        radius="closed form",
+        radius=own_radius,
     )
 )
 def lipschitz(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    threat: Threat,
+    threat: L2,
     *,
     local: bool = False,
     sound: bool = True,
@@ -284,13 +55,12 @@ def lipschitz(
     """
     if local:
         return _certify_locally(model, x, y, threat, sound=sound, logits=logits)
-    return _certify(model, x, y, threat, "lipschitz", sound=sound, logits=logits)
+    return certify_by_constants(model, x, y, threat, "lipschitz", single=True, sound=sound, logits=logits)
 
 
 def _certify_locally(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool, logits: Tensor | None
+    model: nn.Module, x: Tensor, y: Tensor, threat: L2, *, sound: bool, logits: Tensor | None
 ) -> CertifyResult:
-    assert isinstance(threat, L2)  # the registry lets no other one in
     constants, logits = lipschitz_constants(model, x, threat, sound=sound), model(x) if logits is None else logits
     ball = region(threat, x, sound=sound)
     around = local_lipschitz(trace(model, x, threat), ball, norm=proven_norm(cached_norm), sound=sound)
@@ -300,5 +70,5 @@ def _certify_locally(
     assert found.radius is not None
     assert everywhere.radius is not None
     # Beyond the ball only the global constants hold.
-    within = found.radius.clamp(max=float(_down(torch.tensor(threat.eps, dtype=torch.float64), x.dtype)))
+    within = found.radius.clamp(max=float(round_down(torch.tensor(threat.eps, dtype=torch.float64), x.dtype)))
     return replace(found, radius=torch.maximum(within, everywhere.radius))

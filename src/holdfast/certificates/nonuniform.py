@@ -19,10 +19,10 @@ from holdfast.bounding.linear.relax import Slopes
 from holdfast.bounding.linear.relaxation import margin_bounds, output_bounds, relaxation
 from holdfast.certificates.core.margins import from_margins
 from holdfast.checks import check_precision, check_task
-from holdfast.errors import InputError
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Linf
+from holdfast.utils.options import Positive, Whole, check_options, options_of
 
 Margins = Callable[[Tensor, bool], Tensor]
 """From half-widths (B, ...) and `sound` to lower bounds of z_y - z_j over the box, (B, K); infinite at j = y."""
@@ -55,11 +55,11 @@ def nonuniform(
     y: Tensor,
     threat: Linf,
     *,
-    steps: int = 100,
-    step_size: float = 0.1,
-    penalty: float = 4.0,
+    steps: Whole = 100,
+    step_size: Positive = 0.1,
+    penalty: Positive = 4.0,
     delta: float = 1e-4,
-    tolerance: float = 1e-3,
+    tolerance: Positive = 1e-3,
     slopes: Slopes = "parallel",
     hidden: bool = True,
     elide: bool = True,
@@ -73,8 +73,8 @@ def nonuniform(
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs in the threat's valid range, shape (B, ...).  y: labels, shape (B,), int64.
         threat: `Linf(eps)`; every half-width is at least eps.
-        steps: of Adam, each with one evaluation of the bounds and its gradient.
-        step_size: of Adam, on the logarithm of the half-widths.
+        steps: steps of Adam, each with one evaluation of the bounds and its gradient.
+        step_size: learning rate of Adam, on the logarithm of the half-widths.
         penalty: weight of the quadratic term, with margins in units of the clean margin.
         delta: margin to keep, in the same unit.
         tolerance: relative precision to which the box is shrunk, and to which the uniform one is searched.
@@ -84,7 +84,8 @@ def nonuniform(
     """
     check_precision(x)
     clean = check_task(model, x, y, threat)
-    _check_options(steps, step_size, penalty, tolerance)
+    given = {"steps": steps, "step_size": step_size, "penalty": penalty, "tolerance": tolerance}
+    check_options(options_of(nonuniform), given, "method 'nonuniform'")
     graph = trace(model, x, threat)
     margins = _margins(graph, x, y, slopes, hidden, elide)
     least = torch.full_like(x, threat.eps)
@@ -123,11 +124,11 @@ def certify_nonuniform(
     y: Tensor,
     threat: Linf,
     *,
-    steps: int = 100,
+    steps: Whole = 100,
     slopes: Slopes = "parallel",
     hidden: bool = True,
 ) -> CertifyResult:
-    """Certified where `nonuniform` finds a box; `radius` is its least half-width, hence that of a proved ball.
+    """Certified where `nonuniform` finds a box; `radius` is its least half-width, the radius of a proved ball.
 
     It certifies what linear bounds with the same slopes do. `holdfast.certificates.nonuniform.nonuniform` gives the
     box itself and has the other options.
@@ -135,21 +136,13 @@ def certify_nonuniform(
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: `Linf(eps)`.
-        steps: of the optimiser.
+        steps: steps of the optimiser.
         slopes: "parallel" (Fast-Lin) or "adaptive" (CROWN).
         hidden: bound the hidden layers by backward passes; else by intervals.
     """
     found = nonuniform(model, x, y, threat, steps=steps, slopes=slopes, hidden=hidden)
     by = tuple("nonuniform" if c else "" for c in found.certified.tolist())
     return CertifyResult(found.certified, found.margin, found.radius.flatten(1).amin(1), by=by)
-
-
-def _check_options(steps: int, step_size: float, penalty: float, tolerance: float) -> None:
-    if steps < 0:
-        raise InputError(f"steps must be at least 0, got {steps}")
-    for name, value in (("step_size", step_size), ("penalty", penalty), ("tolerance", tolerance)):
-        if not value > 0:
-            raise InputError(f"{name} must be a positive number, got {value}")
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""Patches and sparse changes: one interval pass for every place, shapes other than rectangles, and bound pooling."""
+"""Patches: one interval pass for every place, shapes other than rectangles, and bound pooling."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +12,12 @@ from holdfast.bounding.core.region import Region
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
-from holdfast.bounding.patches import after
-from holdfast.certificates.core.margins import from_margins, ibp, interval_margins
+from holdfast.certificates.core.margins import from_margins, interval_margins
 from holdfast.errors import InputError, did_you_mean
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
-from holdfast.threats import Patch, Sparse, Threat
+from holdfast.threats import Patch, Threat
+from holdfast.utils.options import Count
 
 
 @register(
@@ -33,12 +32,12 @@ def patch(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    threat: Threat,
+    threat: Patch,
     *,
-    pool: int = 1,
+    pool: Count = 1,
     early: bool = False,
     sound: bool = True,
-    chunk_boxes: int = 1024,
+    chunk_boxes: Count = 1024,
 ) -> CertifyResult:
     """Certified if the interval bound of every margin is above zero at every location.
 
@@ -52,41 +51,18 @@ def patch(
         sound: account for floating-point rounding.
         chunk_boxes: boxes in memory at a time.
     """
-    if not isinstance(threat, Patch):
-        raise InputError(f"'patch' certifies patches, got '{threat}'")
     masks = threat.masks(threat.locations(tuple(x.shape[1:])), tuple(x.shape[1:]))[:, 0]
     if early and pool != 1:
         raise InputError(f"'patch' takes early=True or pool={pool}, not both")
+    graph = trace(model, x, threat)
     if early:
-        margins = _until_failure(model, x, y, masks, threat, sound=sound, chunk=chunk_boxes)
+        margins = _until_failure(graph, x, y, masks, threat, sound=sound, chunk=chunk_boxes)
     elif pool == 1:
-        margins = mask_margins(model, x, y, masks, threat, sound=sound, chunk=chunk_boxes)
+        margins = mask_margins(graph, x, y, masks, threat, sound=sound, chunk=chunk_boxes)
     else:
         grid = (x.shape[2] - threat.height + 1, x.shape[3] - threat.width + 1)
-        margins = pooled_margins(model, x, y, masks, grid, pool, threat, sound=sound)
+        margins = pooled_margins(graph, x, y, masks, grid, pool, threat, sound=sound)
     return from_margins(margins, y, "patch")
-
-
-@register(
-    Certificate(
-        "sparse",
-        summary="intervals with the exact bound of the first layer over any k pixels",
-        threats=("sparse",),
-        reference="Chiang et al., Certified defenses for adversarial patches, 2020 (sparse attacks)",
-    )
-)
-def sparse(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
-    """The first layer adds the k largest gains of each neuron, later layers are intervals.
-
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: the number of pixels.
-        sound: account for floating-point rounding.
-    """
-    if not isinstance(threat, Sparse):
-        raise InputError(f"'sparse' certifies sparse changes, got '{threat}'")
-    result = ibp(model, x, y, threat, sound=sound)
-    return replace(result, by=tuple("sparse" if name else "" for name in result.by))
 
 
 def mask_boxes(x: Tensor, masks: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
@@ -99,10 +75,9 @@ def mask_boxes(x: Tensor, masks: Tensor, threat: Threat) -> tuple[Tensor, Tensor
 
 
 def mask_margins(
-    model: nn.Module, x: Tensor, y: Tensor, masks: Tensor, threat: Threat, *, sound: bool, chunk: int
+    graph: Graph, x: Tensor, y: Tensor, masks: Tensor, threat: Threat, *, sound: bool, chunk: int
 ) -> Tensor:
     """Smallest interval bound of each margin over all masks (L, H, W), shape (B, K)."""
-    graph = trace(model, x, threat)
     worst = torch.full((len(x), graph.nodes[-1].shape[0]), torch.inf, dtype=x.dtype, device=x.device)
     for part in masks.split(max(1, chunk // len(x))):
         lower, upper = mask_boxes(x, part, threat)
@@ -113,13 +88,13 @@ def mask_margins(
 
 
 def _until_failure(
-    model: nn.Module, x: Tensor, y: Tensor, masks: Tensor, threat: Threat, *, sound: bool, chunk: int
+    graph: Graph, x: Tensor, y: Tensor, masks: Tensor, threat: Threat, *, sound: bool, chunk: int
 ) -> Tensor:
     """`mask_margins` of the inputs whose bounds hold at every mask; minus infinity for the others.
 
     Each round looks at a few masks for the inputs that are left, and at twice as many the next time.
     """
-    worst = x.new_full((len(x), trace(model, x, threat).nodes[-1].shape[0]), torch.inf)
+    worst = x.new_full((len(x), graph.nodes[-1].shape[0]), torch.inf)
     share = masks.double() / masks.double().sum((1, 2), keepdim=True)
     row, column = (
         share.sum(3 - d) @ (torch.arange(masks.shape[d]) - (masks.shape[d] - 1) / 2).double() for d in (1, 2)
@@ -127,7 +102,7 @@ def _until_failure(
     masks, size, left = masks[(row**2 + column**2).argsort()], 4, torch.arange(len(x), device=x.device)
     while len(masks) and len(left):
         part, masks, size = masks[:size], masks[size:], 2 * size
-        found = mask_margins(model, x[left], y[left], part, threat, sound=sound, chunk=chunk)
+        found = mask_margins(graph, x[left], y[left], part, threat, sound=sound, chunk=chunk)
         worst[left] = torch.minimum(worst[left], found)
         failed = ~(found.scatter(1, y[left, None], torch.inf).amin(1) > 0)
         worst[left[failed]] = -torch.inf
@@ -136,7 +111,7 @@ def _until_failure(
 
 
 def pooled_margins(
-    model: nn.Module,
+    graph: Graph,
     x: Tensor,
     y: Tensor,
     masks: Tensor,
@@ -150,13 +125,10 @@ def pooled_margins(
 
     `masks` (L, H, W) lists the locations of `grid` row by row.
     """
-    if pool < 1:
-        raise InputError(f"pool must be at least 1, got {pool}")
-    graph = trace(model, x, threat)
     split = next(i for i, node in enumerate(graph.nodes) if isinstance(node.op, ops.Linear | ops.Conv)) + 1
     if split == len(graph.nodes) or any(j < split - 1 for node in graph.nodes[split:] for j in node.inputs):
         raise InputError("bound pooling needs a network whose first linear or convolutional layer all others build on")
-    first, rest = Graph(graph.nodes[:split]), after(graph, split - 1)
+    first, rest = Graph(graph.nodes[:split]), graph.after(split - 1)
     worst = torch.full((len(x), graph.nodes[-1].shape[0]), torch.inf, dtype=x.dtype, device=x.device)
     for rows in torch.arange(len(masks)).view(grid).split(pool):
         bounds = [
@@ -282,7 +254,7 @@ def certify_shape(
     sound: bool = True,
     chunk_boxes: int = 1024,
 ) -> CertifyResult:
-    """Certifies against patches of another shape; of a family, against every member.
+    """Certify against patches of another shape; for a family of shapes, against every member.
 
     Args:
         model: from (B, C, H, W) to logits (B, K).  x: inputs.  y: labels, shape (B,).
@@ -294,5 +266,6 @@ def certify_shape(
     """
     masks = [placements(mask, x.shape[2], x.shape[3]) for mask in shape_masks(shape, pixels)]
     valid = threat or Patch(1, 1)
-    margins = [mask_margins(model, x, y, m, valid, sound=sound, chunk=chunk_boxes) for m in masks]
+    graph = trace(model, x, valid)
+    margins = [mask_margins(graph, x, y, m, valid, sound=sound, chunk=chunk_boxes) for m in masks]
     return from_margins(torch.stack(margins).amin(0), y, "patch")

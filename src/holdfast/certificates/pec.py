@@ -1,4 +1,4 @@
-"""Polyhedral envelope certification: a failed one-shot proof still yields a radius; and the all-or-nothing baseline.
+"""Polyhedral envelope certification: a failed proof of the whole ball still yields a radius.
 
 Linear bounds over the ball of radius eps say z_y - z_j >= <U_j, x'> + p_j there. They cut a polyhedron out of the ball
 in which the class cannot change. The radius is min(eps, distance from x to the nearest face), where the distance may
@@ -18,12 +18,11 @@ from holdfast.bounding.linear.coefficients import dense
 from holdfast.bounding.linear.relax import Slopes
 from holdfast.bounding.linear.relaxation import concretise, margin_planes, relaxation
 from holdfast.certificates.core.distance import Norm, distance, dual, half_spaces, reach
-from holdfast.certificates.core.margins import fastlin, from_margins
+from holdfast.certificates.core.margins import from_margins
+from holdfast.certificates.core.search import Ball, Proof, Question, searched
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L1, L2, Linf
-
-Ball = Linf | L2 | L1
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Envelope:
     Attributes:
         slopes: "parallel" for one slope per neuron (Fast-Lin), "adaptive" for two (CROWN).
         hidden: bound the hidden layers by backward passes; else by intervals, which is cheaper and looser.
-        in_range: measure the distance to valid inputs alone (larger), or to all of space.
+        in_range: measure the distance only to valid inputs (larger), or to all of space.
         sound: account for floating-point rounding.
     """
 
@@ -85,6 +84,16 @@ def _norm(threat: Ball) -> Norm:
             return "l1"
 
 
+def _proof(graph: Graph, q: Question) -> Proof:
+    options = Envelope(slopes=q.slopes, sound=q.sound)
+
+    def prove(x: Tensor, y: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+        proved, found = envelope(graph, x, y, q.ball, eps, options)
+        return proved, from_margins(found, y, "").margin
+
+    return prove
+
+
 @register(
     Certificate(
         "pec",
@@ -92,7 +101,7 @@ def _norm(threat: Ball) -> Norm:
         threats=BALLS,
         reference="Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, "
         "2020",
-        radius="search",
+        radius=searched(_proof),
     )
 )
 def pec(
@@ -117,35 +126,10 @@ def pec(
         threat: `Linf`, `L2` or `L1`.
         slopes: "parallel" for one slope per neuron (Fast-Lin), "adaptive" for two (CROWN).
         hidden: bound the hidden layers by backward passes; else by intervals, which is cheaper and looser.
-        in_range: measure the distance to valid inputs alone, or to all of space.
+        in_range: measure the distance only to valid inputs, or to all of space.
         sound: account for floating-point rounding.
     """
     eps = torch.full((len(x),), threat.eps, dtype=x.dtype, device=x.device)
     radius, margins = envelope(trace(model, x, threat), x, y, threat, eps, Envelope(slopes, hidden, in_range, sound))
     right = model(x).argmax(1) == y
     return replace(from_margins(margins, y, "pec"), radius=torch.where(right, radius, torch.zeros_like(radius)))
-
-
-@register(
-    Certificate(
-        "kw",
-        summary="the convex outer polytope: all of the ball or nothing; same bounds as fastlin",
-        threats=BALLS,
-        reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
-        "polytope, 2018",
-        radius="bisection",
-    )
-)
-def kw(model: nn.Module, x: Tensor, y: Tensor, threat: Ball, *, sound: bool = True) -> CertifyResult:
-    """The baseline of `pec`: `radius` is eps where the whole ball is certified, else 0.
-
-    For ReLU the dual bound of Wong and Kolter equals that of Fast-Lin, which is what is computed.
-
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: `Linf`, `L2` or `L1`.
-        sound: account for floating-point rounding.
-    """
-    found = fastlin(model, x, y, threat, sound=sound)
-    radius = torch.where(found.certified, threat.eps, 0.0).to(x)
-    return replace(found, radius=radius, by=tuple("kw" if name else "" for name in found.by))

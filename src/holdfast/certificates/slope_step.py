@@ -5,14 +5,14 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.region import REGIONS, Region
 from holdfast.bounding.graph.ops import Graph
-from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.slopes import optimised_slopes
-from holdfast.certificates.core.margins import from_margins, worst_margins
+from holdfast.certificates.core.margins import certify_margins
 from holdfast.random import Noise
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.options import Count, Positive
 
 
 def one_step_margins(
@@ -40,11 +40,11 @@ def slope_step(
     y: Tensor,
     threat: Threat,
     *,
-    steps: int = 1,
-    step_size: float = 2.0,
+    steps: Count = 1,
+    step_size: Positive = 2.0,
     seed: int = 0,
     sound: bool = True,
-    chunk_boxes: int = 256,
+    chunk_boxes: Count = 256,
 ) -> CertifyResult:
     """The bound that belongs to training with optimised slopes; on networks trained otherwise `crown` is tighter.
 
@@ -55,22 +55,21 @@ def slope_step(
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: any.
         steps: gradient steps; the paper's variant with several takes 7.
-        step_size: per step; at least 1 makes one step decide, the paper's variant with several takes 0.1.
-        seed: of the starting slopes.
+        step_size: change per step; at least 1 makes one step decide, the paper's variant with several takes 0.1.
+        seed: fixes the starting slopes.
         sound: account for floating-point rounding.
         chunk_boxes: boxes in memory at a time, for patches.
     """
 
-    def margins(graph: Graph, r: Region, y: Tensor) -> Tensor:
+    def margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
         noise = Noise(seed, fingerprint(r.x))
         return one_step_margins(graph, r, y, noise=noise, steps=steps, step_size=step_size, sound=sound)
 
-    found = worst_margins(trace(model, x, threat), x, y, threat, margins, sound=sound, chunk=chunk_boxes)
-    return from_margins(found, y, "slope-step")
+    return certify_margins(model, x, y, threat, "slope-step", margins, sound=sound, chunk=chunk_boxes)
 
 
 def fingerprint(x: Tensor) -> Tensor:
-    """A number for each input that depends on its values alone, (B, ...) -> (B,) int64."""
+    """A number for each input that depends only on its values, (B, ...) -> (B,) int64."""
     bits = x.detach().flatten(1).double().contiguous().view(torch.int64)
     weights = Noise(0, torch.zeros(1, dtype=torch.int64, device=x.device)).bits((bits.shape[1],)) | 1
     return (bits * weights).sum(1)

@@ -10,6 +10,7 @@ import holdfast as hf
 from holdfast.bounding import interval
 from holdfast.bounding.graph import agreement
 from holdfast.bounding.graph.agreement import check_agreement, random_points
+from holdfast.bounding.graph.once import trace_once
 from holdfast.bounding.graph.trace import trace
 from holdfast.errors import InputError, UnsupportedError
 from lookalikes import RESIDUAL, settled
@@ -399,3 +400,65 @@ def test_a_deep_network_without_a_copy_in_float64_is_refused_if_rounding_hides_i
     pruned = deep()
     prune.l1_unstructured(pruned.fc, "weight", amount=0.1)
     trace(pruned, IMAGES)  # its weight is computed, also in float64
+
+
+class Counted(nn.Module):
+    """A model that counts the inputs it is asked for."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.asked = model, []
+
+    def forward(self, x):
+        if isinstance(x, torch.Tensor):  # not while it is traced
+            self.asked.append(len(x))
+        return self.model(x)
+
+
+@pytest.mark.parametrize("method", ["ibp", "auto"])
+def test_a_front_door_asks_the_model_once_for_each_input_and_once_for_each_threat_set(method):
+    model = Counted(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()).eval()
+    x = torch.rand(10, 4)
+    y = model(x).argmax(1)
+    model.asked.clear()
+    hf.certify(model, x, y, hf.Linf(0.001), method, chunk=5, **({"tight": False} if method == "auto" else {}))
+    # The logits by chunks; then for each chunk the points of the threat set, and the first input by itself.
+    assert model.asked == [5, 5, 5, 1, 5, 1]
+
+
+def test_inside_trace_once_inputs_are_compared_once_for_each_threat():
+    model, x = Counted(nn.Linear(4, 3).eval()).eval(), torch.rand(6, 4)
+    box = hf.Box(torch.full((6, 4), 0.1), batched=True)
+    with trace_once(model):
+        graph = trace(model, x, hf.Linf(0.1))
+        for threat, index in ((hf.Linf(0.1), slice(2, 4)), (hf.Linf(0.1), slice(0, 6))):
+            count = len(model.asked)
+            assert trace(model, x[index], threat) is graph
+            assert len(model.asked) == count
+        for threat in (hf.Linf(0.2), box, hf.L2(0.1)):
+            count = len(model.asked)
+            assert trace(model, x, threat) is graph
+            assert len(model.asked) == count + 3
+        count = len(model.asked)
+        trace(model, x[:3], box.select(slice(0, 3)))
+        assert len(model.asked) == count
+        trace(model, torch.cat([x[:2], torch.rand(2, 4)]), hf.Linf(0.1))
+        assert model.asked[count:] == [2, 2, 1]
+        across = x.T.contiguous().T  # in another order in memory
+        assert trace(model, across, hf.Linf(0.1)) is graph
+        assert model.asked[count:] == [2, 2, 1]
+    assert trace(model, x, hf.Linf(0.1)) is not graph
+
+
+def test_what_was_refused_inside_trace_once_is_refused_again():
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).eval(), torch.rand(4, 3)
+    with trace_once(model):
+        model[0].register_forward_hook(lambda module, args, output: output + 1)
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match="forward hook"):
+                trace(model, x)
+    with trace_once(model, x, torch.rand(4, 2)):
+        model[0]._forward_hooks.clear()
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match="does not reproduce"):
+                trace(model, x)

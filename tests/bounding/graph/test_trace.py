@@ -1,7 +1,5 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from nets import Residual, settle, tiny_nets
 from torch import nn
 from torch.nn import functional as F
@@ -20,26 +18,6 @@ def test_the_graph_reproduces_the_network(net):
     assert isinstance(graph.nodes[0].op, ops.Input)
     for node, value in zip(graph.nodes, graph.walk(x, lambda n, v: ops.evaluate(n.op, v)), strict=True):
         assert tuple(value.shape[1:]) == node.shape
-
-
-@given(
-    st.integers(0, 40),
-    *[st.integers(1, 6)] * 2,
-    st.sampled_from([4, 9, 12, 20]),
-    *[st.integers(1, 3)] * 3,
-)
-def test_every_way_to_transpose_a_convolution_gives_what_torch_gives(count, h, w, channels, inputs, kernel, stride):
-    """Small maps, thin kernels, and the rest; with planes or channels last in memory; gradients too."""
-    generator = torch.Generator().manual_seed(0)
-    g = torch.rand(count, channels, h, w, generator=generator, dtype=torch.float64)
-    weight = torch.rand(channels, inputs, kernel, kernel, generator=generator, dtype=torch.float64).requires_grad_()
-    options = ((stride, stride), (0, 0), (0, 0), 1, (1, 1))
-    expected = F.conv_transpose2d(g, weight, None, *options)
-    (slope,) = torch.autograd.grad(expected.square().sum(), weight)
-    for layout in (torch.contiguous_format, torch.channels_last):
-        ours = ops.conv_transpose(g.contiguous(memory_format=layout), weight, *options)
-        assert torch.allclose(ours, expected)
-        assert torch.allclose(torch.autograd.grad(ours.square().sum(), weight)[0], slope)
 
 
 def affine_nodes(model, shape):

@@ -8,6 +8,7 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
+from holdfast.bounding.cap import cap
 from holdfast.bounding.core.region import region
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import dual
@@ -94,7 +95,7 @@ def test_ten_thousand_points_stay_within_the_dual_bounds(threat):
     x = torch.rand(1, *shape)
     points = threat.random_start(x.expand(10_000, *shape), Noise.for_batch(1, 10_000))
     for sound in (False, True):
-        bounds = dual.cap(model, x, threat, sound=sound)
+        bounds = cap(model, x, threat, sound=sound)
         slack = 0 if sound else 1e-5
         assert bool((model(points) >= bounds.lower - slack).all())
         assert bool((model(points) <= bounds.upper + slack).all())
@@ -143,13 +144,13 @@ def test_what_the_dual_does_not_cover_is_refused_by_name():
     x = torch.rand(1, 5)
     smooth, _ = tiny_nets()["smooth"]
     with pytest.raises(UnsupportedError, match=r"layer '1'.*'sigmoid'.*fastlin"):
-        dual.cap(smooth, x, hf.Linf(0.1))
+        cap(smooth, x, hf.Linf(0.1))
     residual, shape = tiny_nets()["residual"]
     with pytest.raises(UnsupportedError, match="without branches"):
         cap_margins(trace(residual, torch.rand(1, *shape)), None, None, sound=False)
     pooled, shape = tiny_nets()["pooled"]
     with pytest.raises(UnsupportedError, match="MaxPool"):
-        dual.cap(pooled, torch.rand(1, *shape), hf.Linf(0.1))
+        cap(pooled, torch.rand(1, *shape), hf.Linf(0.1))
 
 
 @pytest.mark.parametrize("threat", THREATS[:3], ids=str)

@@ -20,7 +20,8 @@ from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.trace import trace
 from holdfast.certificates.complete.milp import evaluation_error, exact_margin, milp
 from holdfast.certificates.complete.milp_model import affine_matrix, program, skeleton
-from holdfast.certificates.core.margins import crown, ibp
+from holdfast.certificates.crown import crown
+from holdfast.certificates.ibp import ibp
 from holdfast.models.layers import MinMax
 from holdfast.random import Noise
 
@@ -508,9 +509,9 @@ def test_bad_arguments_are_refused():
         exact_margin(model, x, y, hf.L2(0.1))
     with pytest.raises(hf.InputError, match="outside the classes"):
         exact_margin(model, x, y + 2, hf.Linf(0.1))
-    with pytest.raises(hf.InputError, match="time_limit must be > 0"):
+    with pytest.raises(hf.InputError, match=r"'time_limit'.*expected a number > 0"):
         exact_margin(model, x, y, hf.Linf(0.1), time_limit=0)
-    with pytest.raises(hf.InputError, match="max_binaries >= 0, got 60"):
+    with pytest.raises(hf.InputError, match=r"'max_binaries'.*expected an integer >= 0"):
         milp(model, x, y, hf.Linf(0.1), max_binaries=-1)
 
 

@@ -11,7 +11,9 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.bounding.core.region import balls, region
-from holdfast.certificates.core.radius import CLOSED, METHODS, _diameter, _search, radius, search_radius
+from holdfast.certificates.core.radius import _diameter, radius, search_radius
+from holdfast.certificates.core.search import bracket, own_radius
+from holdfast.registry import methods
 
 KINDS = {"linf": hf.Linf, "l2": hf.L2, "l1": hf.L1}
 DUAL = {"linf": 1, "l2": 2, "l1": torch.inf}
@@ -23,7 +25,7 @@ def problem(name="mlp", count=24, seed=0):
     return model, x, model(x).argmax(1)
 
 
-SEARCHED = [method for method in METHODS if method not in CLOSED]
+SEARCHED = [method.name for method in methods("certify") if method.radius not in (None, own_radius)]
 
 
 @pytest.mark.parametrize("norm", KINDS)
@@ -78,7 +80,7 @@ def test_two_slopes_reach_further_than_one():
 def test_all_or_nothing_proofs_reduce_the_search_to_bisection():
     """A synthetic proof with a known limit: the answer is the largest multiple of the step below it."""
     limit = torch.tensor([0.3, 0.71, 0.05])
-    found = _search(
+    found = bracket(
         lambda x, y, eps: (torch.where(eps <= limit[y], eps, 0.0), None),
         torch.zeros(3, 1),
         torch.arange(3),
@@ -103,7 +105,7 @@ def test_a_failed_try_that_proves_something_never_costs_evaluations(seed, expone
         return torch.where(eps <= limit[y], eps, 0.0), None
 
     x, y, right = torch.zeros(5, 1), torch.arange(5), torch.ones(5, dtype=torch.bool)
-    fast, slow = (_search(proof, x, y, right, 1.0, 2.0**exponent) for proof in (envelope, plain))
+    fast, slow = (bracket(proof, x, y, right, 1.0, 2.0**exponent) for proof in (envelope, plain))
     assert bool((fast.evaluations <= slow.evaluations).all())
     for found in (fast, slow):
         assert bool((found.radius <= limit).all())
@@ -121,7 +123,7 @@ def test_margins_guide_the_search(seed, power, exponent):
         return torch.where(eps <= limit[y], eps, 0.0), margin
 
     x, y = torch.zeros(40, 1, dtype=torch.float64), torch.arange(40)
-    found = _search(guided, x, y, torch.ones(40, dtype=torch.bool), 1.0, 2.0**exponent)
+    found = bracket(guided, x, y, torch.ones(40, dtype=torch.bool), 1.0, 2.0**exponent)
     assert bool((found.evaluations <= 1 - exponent).all())
     assert bool((found.radius <= limit).all())
     assert bool((limit - found.radius <= 2.0**exponent).all())
@@ -171,9 +173,9 @@ def test_balls_of_one_radius_are_the_threat_itself(norm, sound):
     [
         ({"norm": "l_inf"}, "unknown norm 'l_inf'.*Did you mean 'linf'"),
         ({"method": "fast-lin"}, "unknown method 'fast-lin'.*Did you mean 'fastlin'"),
-        ({"tolerance": 0.0}, "tolerance must be a positive number, got 0"),
-        ({"eps_max": -1.0}, "eps_max must be a positive number, got -1"),
-        ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        ({"tolerance": 0.0}, "'tolerance'.*expected a number > 0, got 0.0"),
+        ({"eps_max": -1.0}, "'eps_max'.*expected a number > 0, got -1.0"),
+        ({"chunk": 0}, "'chunk'.*expected an integer >= 1, got 0"),
         ({"low": 0.5}, "outside the valid range"),
     ],
 )
@@ -190,10 +192,10 @@ def test_what_a_failed_ball_still_proves_raises_the_lower_end_of_the_bracket():
         return torch.where(eps <= 0.45, eps, torch.full_like(eps, 0.4)), None
 
     x, y = torch.zeros(2, 1), torch.tensor([0, 0])
-    found = _search(prove, x, y, torch.tensor([True, False]), 1.0, 0.2)
+    found = bracket(prove, x, y, torch.tensor([True, False]), 1.0, 0.2)
     assert found.radius.tolist() == pytest.approx([0.4, 0.0])
     assert found.evaluations.tolist() == [1, 0]  # a misclassified input has radius 0 without any
-    closer = _search(prove, x[:1], y[:1], torch.tensor([True]), 1.0, 1e-4)
+    closer = bracket(prove, x[:1], y[:1], torch.tensor([True]), 1.0, 1e-4)
     assert 0.45 - 1e-4 <= float(closer.radius) <= 0.45
 
 

@@ -10,8 +10,8 @@ from torch import nn
 import holdfast as hf
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.lipschitz.constants import lipschitz_bound
+from holdfast.certificates.core.lipschitz_margins import certify_logits, lipschitz_constants
 from holdfast.certificates.core.logit_error import Rounding
-from holdfast.certificates.lipschitz import certify_logits, lipschitz_constants
 from holdfast.certificates.models.gloro import GloRo
 from holdfast.errors import UnsupportedError
 from holdfast.models.layers import MinMax

@@ -183,11 +183,11 @@ def test_a_model_that_is_wrong_on_the_whole_image_may_be_certified():
 @pytest.mark.parametrize(
     ("threat", "options", "message"),
     [
-        (hf.Patch(1, 1), {"size": 0}, "size 0 does not fit"),
+        (hf.Patch(1, 1), {"size": 0}, "'size'.*expected an integer >= 1, got 0"),
         (hf.Patch(1, 1), {"size": 5}, "size: 1 to 4"),
-        (hf.Patch(1, 1), {"part": "circle", "size": 1}, "unknown part 'circle'"),
-        (hf.Patch(1, 1), {"size": 1, "threshold": 1.0}, "threshold is a probability"),
-        (hf.Patch(1, 1), {"size": 1, "chunk_views": 0}, "chunk_views must be at least 1"),
+        (hf.Patch(1, 1), {"part": "circle", "size": 1}, "'part'.*unknown value 'circle'"),
+        (hf.Patch(1, 1), {"size": 1, "threshold": 1.0}, "'threshold'.*expected a number >= 0 and < 1, got 1.0"),
+        (hf.Patch(1, 1), {"size": 1, "chunk_views": 0}, "'chunk_views'.*expected an integer >= 1, got 0"),
         (hf.Patch(9, 1), {"size": 1}, "does not fit"),
     ],
 )

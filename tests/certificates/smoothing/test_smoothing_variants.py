@@ -264,16 +264,16 @@ def test_two_channels_tell_an_ablated_pixel_from_all_others():
 @pytest.mark.parametrize(
     ("method", "threat", "options", "message"),
     [
-        ("smoothing-l1", hf.L1(0.1), {}, "needs scale > 0"),
-        ("smoothing-l1", hf.L1(0.1), {"scale": -1.0}, "needs scale > 0"),
-        ("smoothing-l1", hf.L1(0.1), {"scale": 0.2, "noise": "cauchy"}, "unknown noise 'cauchy'"),
-        ("smoothing-l1", hf.L1(0.1), {"scale": 0.2, "radii": (-1.0,)}, "0 or more"),
+        ("smoothing-l1", hf.L1(0.1), {}, "needs scale"),
+        ("smoothing-l1", hf.L1(0.1), {"scale": -1.0}, "'scale'.*expected a number > 0, got -1.0"),
+        ("smoothing-l1", hf.L1(0.1), {"scale": 0.2, "noise": "cauchy"}, "'noise'.*unknown value 'cauchy'"),
+        ("smoothing-l1", hf.L1(0.1), {"scale": 0.2, "radii": (-1.0,)}, "'radii'.*expected an? .* >= 0, got -"),
         ("smoothing-l1", hf.L1(0.1), {"scale": 0.2, "alpha": 0.0}, "alpha"),
         ("smoothing-l1", hf.L1(0.5), {"scale": 0.2}, "out of reach"),
         ("smoothing-l1", hf.L1(0.199), {"scale": 0.2, "n": 100}, "the smallest n that can is"),
         ("smoothing-l0", hf.Sparse(1), {}, "needs size"),
         ("smoothing-l0", hf.Sparse(1), {"size": 3}, "1 to 2, got 3"),
-        ("smoothing-l0", hf.Sparse(1), {"size": 1, "radii": (-1,)}, "0 or more"),
+        ("smoothing-l0", hf.Sparse(1), {"size": 1, "radii": (-1,)}, "'radii'.*expected an? .* >= 0, got -"),
         ("smoothing-l0", hf.Sparse(2), {"size": 1}, "out of reach"),
     ],
 )

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import holdfast as hf
 from contexts import make_context
 from holdfast.bounding import interval
-from holdfast.bounding import patches as local
+from holdfast.bounding.fast import patches as local
 from holdfast.bounding.graph.trace import trace, trace_batch
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
@@ -124,7 +124,7 @@ def test_pooling_is_the_union_after_the_first_layer(make, pool):
     graph, corners = trace(model, x), threat.locations(shape)
     ours = place_margins(graph, x, y, threat, corners[groups(threat, x, pool)].expand(5, -1, -1, 2), 1.0).amin(1)
     first = 1 if make is convnet else 2
-    head, rest = type(graph)(graph.nodes[: first + 1]), local.after(graph, first)
+    head, rest = type(graph)(graph.nodes[: first + 1]), graph.after(first)
     margins = []
     for top, left in itertools.product(range(0, 8, pool), range(0, 6, pool)):
         near = [p for p in corners.tolist() if top <= p[0] < top + pool and left <= p[1] < left + pool]

@@ -64,7 +64,7 @@ def outer_bound(graph: Graph, r: Region, norm: Norm, *, sound: bool) -> Outer:
     """The outer set of the logits over a region of inputs; float64 if sound.
 
     Args:
-        graph: of the model as it is now.
+        graph: graph of the model as it is now.
         r: the inputs.
         norm: `proven_norm` for proofs, `estimated_norm` for training.
         sound: account for rounding.
@@ -93,7 +93,7 @@ def margins(o: Outer, y: Tensor, *, steps: int | None = None) -> Tensor:
     Args:
         o: the outer set.
         y: labels, shape (B,).
-        steps: of the solver; until it is exact if None.
+        steps: steps of the solver; until it is exact if None.
     """
     found = o.logits.gather(1, y[:, None]) - o.logits - translations(o, y, steps=steps)
     if o.error is not None:
@@ -138,7 +138,7 @@ def largest_drop(
 
 @torch.no_grad()
 def _multiplier(size: Tensor, room: Tensor, rho: Tensor, steps: int | None) -> Tensor:
-    """1 / (the way that a coordinate with |c_i| = 1 may go), (B, M); zero where the box alone decides."""
+    """1 / (the way that a coordinate with |c_i| = 1 may go), (B, M); zero where only the box decides."""
     budget, squares, rooms = rho.square()[:, None], size.square(), room.square()
     # Not zero, and not so small that the division below overflows.
     smallest = torch.finfo(size.dtype).eps * budget + torch.finfo(size.dtype).tiny * (1 + squares.sum(2))

@@ -47,9 +47,9 @@ class BallBox:
         rho: (B,) radius of the ball around the centre of the node `source`.
         source: the node itself, or where the run of affine layers started that ends here.
         op: the run as one operator, not yet measured because the next layers may be merged into it; None at its start.
-        shape: of what `op` returns; reshapes that follow do not change it.
+        shape: shape of what `op` returns; reshapes that follow do not change it.
         error: (B, *shape) rounding errors of the run, if sound.
-        name: of the run.
+        name: name of the run.
     """
 
     centre: Tensor

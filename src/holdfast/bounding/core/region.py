@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holdfast.bounding.core.placements import boxes
 from holdfast.bounding.core.rounding import gamma, norm_underflow, underflow, unit
-from holdfast.bounding.fast.fused import box_minimum
+from holdfast.bounding.fast import fused
 from holdfast.bounding.linear.coefficients import Coefficients, clean, dot, seen
 from holdfast.threats import L1, L2, Linf, Sparse, Threat
 
@@ -56,7 +56,7 @@ def balls(threat: Linf | L2 | L1, x: Tensor, eps: Tensor, *, sound: bool) -> Reg
 def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = False) -> Tensor:
     """Lower bound of <c, x'> over the region for every row (see `Coefficients.rows`); exact on boxes and for `Sparse`.
 
-    For balls it is the better of the ball's own minimum, <c, x> - eps |c|_dual, and that of the box. With p the
+    For balls it is the better of the ball's own minimum, <c, x> - eps |c|_dual, and the box's. With p the
     positive part of c, the minimum over a box is <c, upper> - <p, upper - lower>, and <|c|, v> = 2 <p, v> - <c, v>.
 
     Args:
@@ -68,8 +68,8 @@ def minimum(region: Region, c: Coefficients, *, sound: bool, scratch: bool = Fal
     c = clean(c, tuple(region.x.shape[1:]))
     plain = region.threat is None and not (region.lower.requires_grad or region.upper.requires_grad)
     dense = c.window is None and len(c.values) == len(region.x)
-    if torch.is_grad_enabled() and not sound and plain and dense:
-        return box_minimum(c.values, region.lower, region.upper)
+    if fused.wanted(sound) and plain and dense:
+        return fused.box_minimum(c.values, region.lower, region.upper)
     value = dot(c.values, c, region.upper)
     if region.threat is not None:
         ball = dot(c.values, c, region.x) - _reach(region, region.threat, c, sound=sound)

@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from holdfast.bounding.fast.layout import channels_last
+from holdfast.utils.reference import is_reference
+
+
+def wanted(sound: bool) -> bool:
+    """True for a step of training, whose gradients are worth a pass of their own."""
+    return torch.is_grad_enabled() and not sound and not is_reference()
+
 
 class _Halves(Function):
     """See `halves`."""
@@ -32,7 +40,11 @@ class _Halves(Function):
 
 def halves(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The centre and the radius of boxes: (lower + upper) / 2 and (upper - lower) / 2, each in one pass."""
+    if is_reference():
+        return (lower + upper) / 2, (upper - lower) / 2
     centre, radius = _Halves.apply(lower, upper)  # type: ignore[no-untyped-call]
+    if lower.ndim == 4 and lower.stride(1) == 1:  # which is lost in the sums of grey images
+        centre, radius = channels_last(centre), channels_last(radius)
     return centre, radius
 
 
@@ -56,6 +68,8 @@ class _Ends(Function):
 
 def ends(middle: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     """Both ends of boxes: middle - spread and middle + spread, of one shape."""
+    if is_reference():
+        return middle - spread, middle + spread
     lower, upper = _Ends.apply(middle, spread)  # type: ignore[no-untyped-call]
     return lower, upper
 

@@ -6,13 +6,14 @@ Tensors carry the batch first: (B, *shape). An affine operation offers four view
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from holdfast.bounding.fast.transposed import conv_transpose
 from holdfast.errors import UnsupportedError
 from holdfast.models.layers import sort_pairs
 
@@ -86,53 +87,6 @@ class Linear(Affine):
     @property
     def terms(self) -> int:
         return int(self.weight.shape[1])
-
-
-def conv_transpose(
-    g: Tensor,
-    weight: Tensor,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    output_padding: tuple[int, int],
-    groups: int,
-    dilation: tuple[int, int],
-) -> Tensor:
-    """F.conv_transpose2d of many small maps (N, C, h, w) by the fastest of three ways.
-
-    Few values: one product with the materialised matrix, built by transposing the unit maps. Few products: these, and a
-    fold. Otherwise torch's own kernel.
-    """
-    count, channels, h, w = g.shape
-    options = (stride, padding, output_padding, groups, dilation)
-    if count >= 2 * channels * h * w and h * w <= 4 * stride[0] * stride[1]:
-        units = torch.eye(channels * h * w, dtype=g.dtype, device=g.device).view(-1, channels, h, w)
-        matrix = F.conv_transpose2d(units, weight, None, *options)
-        return (g.flatten(1) @ matrix.flatten(1)).view(count, *matrix.shape[1:])
-    if weight[0].numel() > channels or groups > 1 or count == 0:
-        return F.conv_transpose2d(g, weight, None, *options)
-    kernel = (weight.shape[2], weight.shape[3])
-    size = [
-        (s - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + 1 + output_padding[i]
-        for i, s in enumerate((h, w))
-    ]
-    # `@` would make one product of all maps, for which it has to copy them; that pays for the smallest ones alone.
-    taps = weight.flatten(1).T
-    columns = taps @ g.flatten(2) if h * w < 16 else torch.bmm(taps.expand(count, *taps.shape), g.flatten(2))
-    # All maps as channels of one: `fold` has a fixed cost for each map, none for each channel.
-    folded = F.fold(columns.reshape(1, -1, h * w), (size[0], size[1]), kernel, dilation, padding, stride)
-    return folded.view(count, weight.shape[1], *size)
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """Images (B, C, H, W) of one to four channels in the order of memory in which oneDNN trains convolutions fastest.
-
-    The maps of the layers behind follow. With one channel torch sees no difference between the two orders, and has to
-    be told by the strides.
-    """
-    if x.ndim != 4 or x.shape[1] > 4 or x.requires_grad or x.device.type != "cpu" or x.dtype != torch.float32:
-        return x
-    x = x.contiguous(memory_format=torch.channels_last)
-    return x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), x.stride(3))) if x.shape[1] == 1 else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +241,7 @@ class MaxPool(Op):
 
 
 class MinMax(Op):
-    """Sorts pairs of neighbouring channels: (2i, 2i+1) becomes (max, min). Linear where the order is known."""
+    """Sort pairs of neighbouring channels: (2i, 2i+1) becomes (max, min). Linear where the order is known."""
 
     @staticmethod
     def apply(x: Tensor) -> Tensor:
@@ -310,7 +264,7 @@ class Reshape(Op):
 class Unroll(Op):
     """Maps of `shape` (C, H, W) as (H W C): their order in memory with channels last, so that nothing is moved.
 
-    In training by intervals alone, in place of a Reshape before dense layers, whose weights are put in that order.
+    Only in training by intervals, in place of a Reshape before dense layers, whose weights are put in that order.
     """
 
     shape: Shape
@@ -357,6 +311,12 @@ class Graph:
         """The logits of x, computed through the operations: equals the model up to rounding."""
         logits: Tensor = self.walk(x, lambda node, values: evaluate(node.op, values))[-1]
         return logits
+
+    def after(self, last: int) -> "Graph":
+        """The graph from node `last` on, which becomes its input."""
+        nodes = [Node(Input(), (), "input", self.nodes[last].shape)]
+        nodes += [replace(node, inputs=tuple(i - last for i in node.inputs)) for node in self.nodes[last + 1 :]]
+        return Graph(tuple(nodes))
 
     def walk(self, start: Any, rule: Callable[[Node, list[Any]], Any]) -> list[Any]:
         """Values of all nodes: `start` at the input, `rule(node, values of its inputs)` elsewhere."""

@@ -147,7 +147,7 @@ def batch_norm_of(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> ops.Sca
         with torch.no_grad():
             if module.num_batches_tracked is not None:
                 module.num_batches_tracked.add_(1)
-            # Without a momentum the running statistics are those of all batches so far, with equal weights.
+            # Without a momentum the running statistics average all batches so far, with equal weights.
             share = module.momentum if module.momentum is not None else 1 / float(module.num_batches_tracked or 1)
             module.running_mean.lerp_(mean.detach(), share)
             module.running_var.lerp_(var.detach() * count / (count - 1), share)

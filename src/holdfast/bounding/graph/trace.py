@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.agreement import check_agreement, check_plain, check_unchanged, state_of
+from holdfast.bounding.graph.once import once_of
 from holdfast.bounding.graph.ops import Graph, Node, Op, evaluate
 from holdfast.bounding.graph.rules import (
     ADD,
@@ -40,13 +41,15 @@ from holdfast.errors import UnsupportedError
 from holdfast.models.layers import MinMax
 from holdfast.threats import Threat
 from holdfast.utils.allocator import reuse_blocks
+from holdfast.utils.reference import is_reference
 
 
 def trace(model: nn.Module, x: Tensor, threat: Threat | None = None) -> Graph:
     """Translate `model` into a graph for inputs like x (B, ...), and check that the graph is the model.
 
-    Both are compared on every input, at random points of the threat set, and at batch size one (agreement.py). Weights
-    are referenced, not copied; batch norm and constants are folded, so trace anew once they change.
+    Both are compared on every input, at random points of the threat set, and at batch size one (agreement.py); inside
+    `trace_once`, once. Weights are referenced, not copied; batch norm and constants are folded, so trace anew once they
+    change.
 
     Raises:
         UnsupportedError: the model cannot be traced, holds a layer without a rule, or does what a graph cannot say
@@ -54,9 +57,25 @@ def trace(model: nn.Module, x: Tensor, threat: Threat | None = None) -> Graph:
     """
     reuse_blocks()
     check_plain(model)
+    once = once_of(model)
+    if once is None:
+        return _compared(_translated(model, x), model, x, threat)
+    kind, keys = (tuple(x.shape[1:]), x.dtype, x.device), once.keys(x, threat)
+    graph = once.graphs[kind] if kind in once.graphs else _translated(model, x)
+    new = torch.tensor([key not in once.compared for key in keys], device=x.device)
+    if bool(new.all()):
+        _compared(graph, model, x, threat, once.logits_of(x))
+    elif bool(new.any()):
+        _compared(graph, model, x[new], None if threat is None else threat.select(new), once.logits_of(x[new]))
+    once.graphs[kind] = graph
+    once.compared.update(keys)
+    return graph
+
+
+def _compared(graph: Graph, model: nn.Module, x: Tensor, threat: Threat | None, logits: Tensor | None = None) -> Graph:
+    """The graph, if it is the model; `logits` (B, K) is what the model returned for x, if that is known."""
     before = state_of(model)
-    graph = _translated(model, x)
-    check_agreement(graph, model, x, threat, cache(lambda: _in_double(model, x)))
+    check_agreement(graph, model, x, threat, cache(lambda: _in_double(model, x)), logits)
     check_unchanged(model, before)
     return graph
 
@@ -68,7 +87,7 @@ def _translated(model: nn.Module, x: Tensor) -> Graph:
 
 
 def _in_double(model: nn.Module, x: Tensor) -> tuple[Graph, nn.Module] | None:
-    """Graph and model in float64; None for a model that torch does not copy, or that runs in its own dtype alone."""
+    """Graph and model in float64; None for a model that torch does not copy, or that runs only in its own dtype."""
     try:
         double = copy.deepcopy(model).double()
         double(x[:1].detach().double())  # hooks of torch.nn.utils compute their weights anew
@@ -96,7 +115,7 @@ def trace_batch(model: nn.Module, x: Tensor, *, use_logits: bool = True, unroll:
     # The operations hold the weights, with their gradients; only batch norm in training is computed from what came
     # before it.
     needed = use_logits or any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) and m.training for m in model.modules())
-    return Translator(_TRACED[model], batch=True, gradients=needed, unroll=unroll).translate(x)
+    return Translator(_TRACED[model], batch=True, gradients=needed, unroll=unroll and not is_reference()).translate(x)
 
 
 _TRACED: WeakKeyDictionary[nn.Module, fx.GraphModule] = WeakKeyDictionary()
@@ -114,11 +133,11 @@ def _traced(model: nn.Module) -> fx.GraphModule:
 
 
 _PLAIN = ("torch.nn", "orthogonium", "deel.torchlip")
-"""Packages whose linear layers and convolutions do what those of torch do with the weight that they compute."""
+"""Packages whose linear layers and convolutions do what the layers of torch do with the weight that they compute."""
 
 
 class _Tracer(fx.Tracer):
-    """Looks into every module but those that have a rule of their own."""
+    """Look into every module but the ones that have a rule of their own."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if is_parametrized(m) and not type(m).__mro__[1].__module__.startswith(_PLAIN):
@@ -259,7 +278,7 @@ class Translator(fx.Interpreter):
         return self._write(args[0], result)
 
     def _property(self, target: Any, value: Symbol, *args: Any) -> Any:
-        """What the model reads off a value other than its numbers; the batch size is good for reshapes alone."""
+        """What the model reads off a value other than its numbers; the batch size is good only for reshapes."""
         if target is getattr and args[0] not in _ATTRIBUTES:
             raise UnsupportedError(f"the attribute '{args[0]}' of a value that depends on the input. {ADVICE}")
         example = value.example
@@ -334,7 +353,7 @@ class Translator(fx.Interpreter):
         return self._emit(ops.Concat(dim), tuple(tensors))
 
     def _emit(self, op: Op | None, inputs: tuple[Symbol, ...], *, view: bool = False) -> Symbol:
-        """Appends an operation; `view` says that its result shares the memory of its input, as reshapes do."""
+        """Append an operation; `view` says that its result shares the memory of its input, as reshapes do."""
         for value in inputs:
             if value.stale:
                 raise UnsupportedError(

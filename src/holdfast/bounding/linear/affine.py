@@ -33,7 +33,7 @@ def interval_margins(graph: Graph, r: Relaxation, y: Tensor) -> Tensor:
 
     Args:
         graph: the network.
-        r: its relaxation, or that of all its nodes but the last.
+        r: relaxation of the network, or of all its nodes but the last.
         y: labels (B,).
     """
     found = interval.margins(graph, r.intervals, y, sound=r.sound)

@@ -1,7 +1,7 @@
 """Linear bounds with optimised slopes.
 
-Any lower slope between that of the negative side and 1 is sound for an unstable ReLU. Which one is best depends on the
-neuron and on what is bounded, so it is found by gradient ascent on the bound itself (Xu et al., "Fast and complete:
+Any lower slope between the slope of the negative side and 1 is sound for an unstable ReLU. Which one is best depends on
+the neuron and on what is bounded, so it is found by gradient ascent on the bound itself (Xu et al., "Fast and complete:
 enabling complete verification with massively parallel incomplete verifiers", 2021). Every iterate is a sound bound; the
 best one of each row is kept.
 """
@@ -92,12 +92,12 @@ def _free(r: Relaxation) -> list[tuple[int, Tensor, float, Tensor]]:
 
 
 def _held(r: Relaxation, slopes: dict[int, Tensor]) -> dict[int, Tensor]:
-    """The slopes where they are free, those of the exact line elsewhere."""
+    """The slopes where they are free, the slope of the exact line elsewhere."""
     return {k: torch.where(where[:, None], slopes[k], low[:, None]) for k, low, _, where in _free(r) if k in slopes}
 
 
 def _ascend(slopes: dict[K, Tensor], bound: Callable[[], Tensor], ascent: Ascent, floors: dict[K, float]) -> Tensor:
-    """Raises `bound()` (B, M) by projected Adam on the slopes; the best value of each row."""
+    """Raise `bound()` (B, M) by projected Adam on the slopes; the best value of each row."""
     with torch.enable_grad():
         for slope in slopes.values():
             slope.requires_grad_(True)
@@ -146,7 +146,7 @@ def _joint(r: Relaxation, start: Callable[[Relaxation], Coefficients], ascent: A
     neurons = {i: linear.chosen(r.graph, i, linear.open_neurons(r, i)) for i in known}
 
     def chosen(now: Relaxation, rows: tuple[int, int], k: int, c: Coefficients) -> Tensor | None:
-        """Its slopes where activation k is unstable now, those of the exact line elsewhere; made when first needed."""
+        """Slopes of activation k where it is unstable now, the exact line's elsewhere; made when first needed."""
         if k not in floor:
             return None
         low, upper = now.lines[k].lower_slope, now.intervals[now.graph.nodes[k].inputs[0]]

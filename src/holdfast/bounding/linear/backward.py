@@ -1,4 +1,4 @@
-"""One step of a backward pass: from the coefficients of a node to those of its inputs, one rule per operation."""
+"""One step of a backward pass, from the coefficients of a node to its inputs: one rule per operation."""
 
 from dataclasses import replace
 
@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from holdfast.bounding import interval
 from holdfast.bounding.core.rounding import gamma, underflow, unit
-from holdfast.bounding.fast import fused
+from holdfast.bounding.fast import fused, layout
+from holdfast.bounding.fast.transposed import conv_transpose
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph, Node
 from holdfast.bounding.linear.coefficients import Coefficients, Window, clean, dense, dot, inner, seen
@@ -34,8 +35,8 @@ def carry(
         graph: the network.
         j: the node.
         c: coefficients of its output.
-        lines: of the node, if it is an activation.
-        given: lower slopes to use instead of those of `lines`, (B, 1 or M, *shape) or in the layout of c.
+        lines: lines of the node, if it is an activation.
+        given: lower slopes that replace the slopes of `lines`, (B, 1 or M, *shape) or in the layout of c.
         intervals: bounds of every node.
         sound: account for rounding.
     """
@@ -60,7 +61,7 @@ def carry(
             return [shared, shared], None
         case ops.Reshape():
             c = dense(c, node.shape)
-            values = _as_laid(c.values.reshape(*c.rows, *before), intervals[node.inputs[0]][0])
+            values = layout.like_bounds(c.values.reshape(*c.rows, *before), intervals[node.inputs[0]][0])
             return [replace(c, values=values)], None
         case ops.Concat():
             return _concat(graph, node, node.op, c), None
@@ -71,21 +72,10 @@ def carry(
     raise UnsupportedError(f"layer '{node.name}': linear bounds have no rule for {type(node.op).__name__}")
 
 
-def _as_laid(values: Tensor, bounds: Tensor) -> Tensor:
-    """Coefficients (B, M, C, H, W) of maps, in memory with their channels last if the bounds (B, C, H, W) are.
-
-    Transposed convolutions of them then take two thirds of the time, and their maps stay like that.
-    """
-    if bounds.ndim != 4 or bounds.stride(1) != 1 or bounds.shape[1] == 1:
-        return values
-    maps = values.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    return maps.view(values.shape)
-
-
 def _window(op: ops.Conv, c: Coefficients, window: Window) -> Step:
-    """Transposed convolution of the windows alone; the padding of the map becomes an earlier start of the window."""
+    """Transposed convolution of only the windows; the padding of the map becomes an earlier start of the window."""
     rows = c.values.flatten(0, 2)
-    values = ops.conv_transpose(rows, op.weight, op.stride, (0, 0), (0, 0), op.groups, op.dilation)
+    values = conv_transpose(rows, op.weight, op.stride, (0, 0), (0, 0), op.groups, op.dilation)
     stride = (window.stride[0] * op.stride[0], window.stride[1] * op.stride[1])
     padding = (
         window.padding[0] * op.stride[0] + op.padding[0],
@@ -109,7 +99,8 @@ def _activation(c: Coefficients, lines: Lines, given: Tensor | None, before: int
     Rounding leaves the slope of a line off by at most 4 u, which costs 4 u |a| |z|; a shift may have underflowed.
     """
     a, up = c.values, seen(lines.upper_slope, c)
-    if torch.is_grad_enabled() and not sound and c.window is None and lines.lower_shift is None and len(a) == len(up):
+    through_zero = c.window is None and lines.lower_shift is None and len(a) == len(up)
+    if fused.wanted(sound) and through_zero:
         low = seen(lines.lower_slope, c) if given is None else given
         carried, added = fused.bend(a, low, up, seen(lines.upper_shift, c))
         return [Coefficients(carried, scratch=True)], added
@@ -172,7 +163,7 @@ def _max_pool(op: ops.MaxPool, a: Tensor, lower: Tensor, upper: Tensor, *, sound
 
 
 def _rivals(op: ops.MaxPool, upper: Tensor, out: torch.Size, index: Tensor) -> Tensor:
-    """Largest upper bound in each window other than that of the neuron `index`."""
+    """Largest upper bound in each window, without the neuron `index`."""
     number = torch.arange(1, upper[0, 0].numel() + 1, device=upper.device).view(1, 1, *upper.shape[2:])
     span = [op.dilation[i] * (op.kernel[i] - 1) + 1 for i in range(2)]
     spare = [op.padding[i] + op.stride[i] + span[i] for i in range(2)]  # ceil_mode may reach beyond the padding

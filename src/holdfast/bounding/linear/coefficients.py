@@ -145,7 +145,7 @@ def add(a: Coefficients, b: Coefficients, shape: Shape) -> Coefficients:
 
 
 def _add_windows(a: Coefficients, b: Coefficients, window_a: Window, window_b: Window) -> Coefficients:
-    """Adds the smaller window into the larger one, or both into their common hull: more padding is an earlier start."""
+    """Add the smaller window into the larger one, or both into their common hull: more padding is an earlier start."""
     pads_a, pads_b, start = [], [], []
     for axis in (1, 0):
         pa, pb = window_a.padding[axis], window_b.padding[axis]

@@ -16,25 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.bounding import interval
-from holdfast.bounding.core.region import BALLS, Region, minimum, region
+from holdfast.bounding.core.region import Region, minimum
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph
-from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.coefficients import Coefficients
 from holdfast.bounding.linear.relax import chord, upper_shift
 from holdfast.errors import UnsupportedError
-from holdfast.registry import Bound, register
-from holdfast.results import Bounds
-from holdfast.threats import Threat
-
-REFERENCE = (
-    "Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial polytope, 2018"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +67,7 @@ def _kind(op: ops.Op) -> str:
 
 
 def polytope(graph: Graph, inputs: Region) -> Polytope:
-    """Bounds the input of every ReLU by dual passes for those neurons that intervals leave unstable.
+    """Bound the input of every ReLU by dual passes for those neurons that intervals leave unstable.
 
     On a ball, where boxes are loose, the whole first layer is bounded by the dual norm.
     """
@@ -179,26 +171,3 @@ def margin_bounds(p: Polytope, y: Tensor) -> Tensor:
     """Lower bounds of z_y - z_j for every class j, (B, K); zero at j = y. Rounding is not accounted for."""
     one_hot = torch.eye(p.graph.nodes[-1].shape[0], dtype=p.region.x.dtype, device=y.device)
     return dual_pass(p, len(p.graph.nodes) - 1, one_hot[y][:, None] - one_hot)[0].scatter(1, y[:, None], 0.0)
-
-
-@register(
-    Bound(
-        "cap",
-        summary="dual of the convex adversarial polytope, for sequential ReLU networks",
-        threats=BALLS,
-        reference=REFERENCE,
-    )
-)
-def cap(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True) -> Bounds:
-    """Bounds of the logits.
-
-    Args:
-        model: from (B, ...) to logits (B, K), affine layers and ReLUs in sequence.  x: inputs, shape (B, ...).
-        threat: a ball; the valid range of the inputs is used.
-        sound: account for rounding; the equal bound of `fastlin` is then computed, which has the error terms.
-    """
-    graph, r = trace(model, x, threat), region(threat, x, sound=sound)
-    check_chain(graph)
-    if sound:
-        return Bounds(*linear.output_bounds(linear.relaxation(graph, r, slopes="parallel", hidden=True, sound=True)))
-    return Bounds(*output_bounds(polytope(graph, r)))

@@ -8,7 +8,7 @@ polyhedral envelope regularization", 2021.)
 
 Cheaper than a backward pass for each layer where the network is deep and the input small: cost and memory are those of
 as many forward passes as the input has values. Looser, since the interval m forgets what cancels. In real arithmetic:
-rounding is not covered, so it serves training and envelopes, and no certificate rests on it alone.
+rounding is not covered, so it serves training and envelopes, and no certificate rests only on it.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ def forward_planes(graph: Graph, region: Region, y: Tensor) -> Planes:
     """Linear lower bounds of z_y - z_j over the region, one row for each class j; the row of j = y is zero.
 
     Args:
-        graph: of affine layers, activations with a linear relaxation, additions and concatenations.
+        graph: a network of affine layers, activations with a linear relaxation, additions and concatenations.
         region: the inputs, (B, ...).
         y: labels (B,).
 

@@ -1,12 +1,12 @@
-"""Random projections in place of one backward pass per neuron: ESTIMATES of hidden bounds, for training alone.
+"""Random projections in place of one backward pass per neuron: ESTIMATES of hidden bounds, only for training.
 
 Replace every activation by its two parallel lines, alpha z + s -+ gap / 2 with s the shift half way between them. A
 neuron is then an affine function of the input and of one free number in [-1, 1] per activation, and its bounds are
 
     value at the middle of the inputs  -+  ( sum radius |xi| + sum gap / 2 |nuhat| ),
 
-with nuhat and xi its coefficients at the activations and at the input. (A one-sided sum of the dual, such as that of
-gap [nuhat]_+, is half the sum of gap nuhat, which the value at the middle has in it, and half that of gap |nuhat|.)
+with nuhat and xi its coefficients at the activations and at the input. (A one-sided sum of the dual, such as the sum
+of gap [nuhat]_+, is half of two sums: of gap nuhat, which the value at the middle contains, and of gap |nuhat|.)
 Cauchy variables are 1-stable: the product of a vector with Cauchy noise is a Cauchy variable whose scale is the l1 norm
 of the vector, and the median of its absolute value is that norm. So a few noise vectors go forward through the network
 beside the values, and the median over them stands for a backward pass for each neuron. On an l2 ball the input's part
@@ -16,7 +16,7 @@ is eps |xi|_2, the root mean square of Gaussian projections.
 carried and its median taken by itself; here the rays of all layers are added up on the way, which keeps the
 distribution. Separate medians have a smaller error for the same number of rays, never for the same work.)
 
-The estimate of a bound can be too tight. It is therefore no registered method, and its type is that of no bound.
+The estimate of a bound can be too tight. It is therefore no registered method, and its type is not a bound's type.
 """
 
 import math
@@ -71,7 +71,7 @@ class _Rays:
 
 
 def estimate(graph: Graph, region: Region, *, noise: Noise, projections: int = 50) -> Estimate:
-    """Relaxes the network on hidden bounds estimated by random projections: for training, never for a certificate.
+    """Relax the network on hidden bounds estimated by random projections: for training, never for a certificate.
 
     The first layer that mixes the inputs is bounded exactly, and neurons that intervals prove to be stable are left
     alone. Gradients flow; the same noise gives the same estimate, for pictures of one loss at many weights.
@@ -79,7 +79,7 @@ def estimate(graph: Graph, region: Region, *, noise: Noise, projections: int = 5
     Args:
         graph: affine layers, activations that have linear bounds, and additions.
         region: a box (linf) or an l2 ball, which is taken without the valid range.
-        noise: of the inputs; or of one input, whose rays all of them share, which saves most of the time for the noise.
+        noise: noise of each input; or of one input, whose rays all inputs share, which saves most of the time.
         projections: rays of each kind; the relative error falls as 1 / sqrt(projections).
 
     Raises:

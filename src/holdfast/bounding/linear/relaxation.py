@@ -25,6 +25,7 @@ from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.linear.backward import carry
 from holdfast.bounding.linear.coefficients import Coefficients, Window, add, clean, dense, dot
 from holdfast.bounding.linear.relax import Lines, Slopes, relax, unstable
+from holdfast.utils.reference import is_reference
 
 MEMORY = 2**21
 """Coefficients in memory at a time; rows beyond that wait for the next chunk. Small enough for blocks to be reused."""
@@ -88,14 +89,14 @@ def relaxation(
     sound: bool,
     rows: Rows | None = None,
 ) -> Relaxation:
-    """Walks forward, bounding the input of every activation, and replaces each activation by lines.
+    """Walk forward, bounding the input of every activation, and replaces each activation by lines.
 
     Args:
         graph: the network.
         region: the inputs.
-        slopes: which lines; None for interval bounds alone.
+        slopes: which lines; None for interval bounds only.
         hidden: bound hidden layers by backward passes as well (CROWN, Fast-Lin); else by intervals (CROWN-IBP). The
-            backward pass runs for those neurons alone that intervals leave unstable: elsewhere the lines are exact.
+            backward pass runs only for neurons that intervals leave unstable: elsewhere the lines are exact.
             On a ball the first layer is always bounded by the dual norm.
         sound: account for rounding.
         rows: the neurons to bound and their slopes, instead of the unstable ones and the slopes of the lines.
@@ -129,7 +130,7 @@ def relaxation(
 
 
 def _draw_lines(r: Relaxation, i: int, users: list[int], slopes: Slopes) -> None:
-    """Replaces the activations that read from node i by lines over its bounds."""
+    """Replace the activations that read from node i by lines over its bounds."""
     for k in users:
         node = r.graph.nodes[k]
         if isinstance(node.op, ops.Activation):
@@ -219,7 +220,7 @@ def _refined(r: Relaxation, i: int, which: Tensor, rows: Rows | None = None) -> 
 
 
 def chosen(graph: Graph, i: int, which: Tensor) -> Tensor:
-    """Neurons of node i to tighten, flat indices (B, M), or (M,) for all neurons, those of one place together.
+    """Neurons of node i to tighten, flat indices (B, M), or (M,) for all neurons, grouped by place.
 
     Every input gets as many as the one with the most neurons in `which`; the spare ones are repeats or others.
     """
@@ -262,7 +263,7 @@ def _behind(r: Relaxation, i: int, neurons: Tensor) -> tuple[int, Coefficients, 
         signed = torch.stack([sign * table for sign in SIGNS], 1).flatten(0, 1)
         return signed[torch.stack([count * index + k for k in range(count)], -1)]
 
-    if len(node.shape) == 3:
+    if _has_windows(node):
         channels, area = node.shape[0], node.shape[1] * node.shape[2]
         if neurons.ndim == 1:
             channel, index = torch.arange(channels, device=device)[None, None], (neurons[::channels] % area)[None]
@@ -293,11 +294,16 @@ def _numel(shape: ops.Shape) -> int:
     return int(torch.Size(shape).numel())
 
 
+def _has_windows(node: ops.Node) -> bool:
+    """True if rows that start at the node are kept as windows of its maps: smaller than the whole map, and faster."""
+    return len(node.shape) == 3 and not is_reference()
+
+
 def _chunk(r: Relaxation, i: int, neurons: Tensor) -> int:
     """Neurons of each input at a time: as many as keep the rows within MEMORY at the widest node on the way."""
     shape = r.graph.nodes[i].shape
     widest = max(_numel(node.shape) for node in r.graph.nodes[: i + 1])
-    if len(shape) == 3:
+    if _has_windows(r.graph.nodes[i]):
         widest = min(widest, _widest_window(r.graph, i))
     most = max(1, MEMORY // (len(SIGNS) * widest * len(r.region.x)))
     whole_places = len(shape) == 3 and neurons.ndim == 1
@@ -341,7 +347,7 @@ def other_classes(y: Tensor, classes: int) -> Tensor:
 def margin_bounds(r: Relaxation, y: Tensor, slopes: dict[int, Tensor] | None = None) -> Tensor:
     """Lower bounds of z_y - z_j for every class j, (B, K); zero at j = y.
 
-    Lower slopes (B, 1 or K - 1, *shape) by activation may be given instead of those of the lines.
+    Lower slopes (B, 1 or K - 1, *shape) by activation may be given instead of the slopes of the lines.
     """
     classes = r.graph.nodes[-1].shape[0]
     others, found = other_classes(y, classes), r.region.x.new_zeros(len(y), classes)
@@ -370,13 +376,13 @@ Given = dict[int, Tensor] | Callable[[int, Coefficients], Tensor | None]
 def backward(
     r: Relaxation, i: int, start: Coefficients, slopes: Given | None = None, shift: Tensor | None = None
 ) -> Planes:
-    """Carries lower bounds of <start, value of node i> back to the input.
+    """Carry lower bounds of <start, value of node i> back to the input.
 
     Args:
         r: the relaxed network.
         i: node where the rows start.
         start: their coefficients there, M rows for each input.
-        slopes: lower slopes to use instead of those of the lines.
+        slopes: lower slopes that replace the slopes of the lines.
         shift: what the bounds start from, one number for each row; zero if none is given.
     """
     pending: dict[int, Coefficients] = {i: start}
@@ -407,7 +413,7 @@ def backward(
 
 
 def _plus(shift: Tensor, added: Tensor) -> Tensor:
-    """Adds one number for each row to the shift, which has all rows in the layout that they started with.
+    """Add one number for each row to the shift, which has all rows in the layout that they started with.
 
     Rows that started at places, (B, P, N), may have become dense on the way, (B, P N), on one branch and not yet on
     another; and those that all places share are held once, (B, 1, N).

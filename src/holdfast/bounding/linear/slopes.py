@@ -90,14 +90,14 @@ def optimised_slopes(r: Relaxation, y: Tensor, *, noise: Noise, steps: int = 1, 
     """Signed gradient steps on the certified loss of each input, from random slopes, clipped to [0, 1].
 
     With one step of size >= 1 every slope that matters ends at 0 or 1. Several steps (the paper tries 7 of size 0.1)
-    gain little. The slopes are detached: a second pass with them carries gradients through the bounds and the upper
-    lines alone.
+    gain little. The slopes are detached: a second pass with them carries gradients only through the bounds and
+    the upper lines.
 
     Args:
         r: the relaxed network.  y: labels (B,).
         noise: for the starting slopes.
         steps: gradient steps; each costs a backward bound and its gradient.
-        step_size: of the slope, per step.
+        step_size: change of a slope per step.
     """
     if steps < 1 or step_size <= 0:
         raise InputError(f"steps must be >= 1 and step_size > 0, got steps={steps}, step_size={step_size}")

@@ -50,10 +50,10 @@ def lipschitz_bound(graph: Graph, *, tight: float = 1.01, norm: Callable[..., fl
     K_yi = ||w_y - w_i|| prod_l K_l bounds how fast the margin z_y - z_i changes (Leino, Wang and Fredrikson, "Globally
     robust neural networks", 2021; Tsuzuku, Sato and Sugiyama, "Lipschitz-margin training", 2018). They hold for the
     network of `graph` in real arithmetic; the rounding of the logits is for the certificate to add. Takes seconds for a
-    large network and depends on the weights alone: compute it once per model.
+    large network and depends only on the weights: compute it once per model.
 
     Args:
-        graph: of the model in eval mode, from `trace`.
+        graph: graph of the model in eval mode, from `trace`.
         tight: how close the bounds of convolutions must come to their norms; 1.02 is faster.
         norm: proves the norm of one operator, `norm_bound` or one that remembers what it proved.
 
@@ -69,7 +69,8 @@ def lipschitz_bound(graph: Graph, *, tight: float = 1.01, norm: Callable[..., fl
     walk = _Walk(graph, one, lambda op, key: one * (norm(op, tight=tight) + 1e-15), in_double)
     body, rows = walk.head()
     # Merging rounds each weight by 4 u or less, which is 4 u sqrt(n) in norm for n rows or columns, as the norm of |A|
-    # is at most sqrt(n) that of A: below 1e-12 up to n = 5e6. The distance of two rows adds up a product per feature.
+    # is at most sqrt(n) times the norm of A: below 1e-12 up to n = 5e6. The distance of two rows adds up one product
+    # per feature.
     body = body * (1 + 1e-12 * len(graph.nodes))
     distances = torch.stack([norm_above(row - rows) for row in rows])
     pairs = body * distances * (1 + 8 * unit(torch.float64) * (rows.shape[1] + 8))
@@ -82,9 +83,9 @@ def lipschitz_estimate(
     """Estimates with gradients to the weights, by power iteration with a warm start: for training, not for proofs.
 
     Args:
-        graph: of the model as it is now, from `trace` or `trace_batch`.
+        graph: graph of the model as it is now, from `trace` or `trace_batch`.
         state: the vectors that the last call returned; {} for the first one, which then wants more steps.
-        steps: of power iteration for each layer.
+        steps: steps of power iteration for each layer.
 
     Returns:
         The estimates, and the vectors to start from next time.

@@ -60,11 +60,11 @@ class LocalLipschitz:
 def local_lipschitz(graph: Graph, r: Region, *, norm: Norm | None = None, sound: bool = True) -> LocalLipschitz:
     """Lipschitz constants over the region around each input; at most the global ones, up to 1e-8 of them.
 
-    They hold in real arithmetic, as those of `lipschitz_bound` do. The cost is that of a proof for each input and each
+    They hold in real arithmetic, as the constants of `lipschitz_bound` do. They cost a proof for each input and each
     layer: far more than a forward pass, and more than `bcp`.
 
     Args:
-        graph: of the model in eval mode.
+        graph: graph of the model in eval mode.
         r: the inputs; a ball, a box, or both.
         norm: global norms, `proven_norm` or one that remembers.
         sound: the boxes account for rounding.

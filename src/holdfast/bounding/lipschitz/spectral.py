@@ -32,7 +32,7 @@ def linear_part(op: Affine) -> Affine:
 
 
 def domain(op: Affine) -> Shape:
-    """The shape of one input, as small as the norm needs it: a dense layer acts on the last axis alone."""
+    """The shape of one input, as small as the norm needs it: a dense layer acts only on the last axis."""
     match op:
         case Linear():
             return (int(op.weight.shape[1]),)
@@ -52,12 +52,12 @@ def _no_norm(op: Affine) -> UnsupportedError:
 def power_iteration(op: Affine, v: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Power iteration from v: (sigma, u, v) with sigma = <u, A v>, never above the norm.
 
-    u (*out) and v (*in) are constants; sigma carries the gradient u v^T to the weights, which is that of the norm once
+    u (*out) and v (*in) are constants; sigma carries the gradient u v^T to the weights, the gradient of the norm once
     u and v have converged. It comes from below: a certificate must not use it.
 
     Args:
         op: the operation; its bias plays no part.
-        v: unit vector to start from, a random one or that of the last call (a warm start), shape `domain(op)`.
+        v: unit vector to start from, random or from the last call (a warm start), shape `domain(op)`.
         steps: how often to apply A^T A.
     """
     op = linear_part(op)
@@ -77,9 +77,9 @@ def norm_estimate(op: Affine, v: Tensor | None, like: Tensor, *, steps: int, fir
 
     Args:
         op: the operation; its bias plays no part.
-        v: vectors of the last call; None, or those of an operation of another size, start afresh.
+        v: vectors of the last call; None, or vectors for an operation of another size, start afresh.
         like: the dtype and device to work with.
-        steps: of power iteration, and `first` where it starts afresh.
+        steps: steps of power iteration, and `first` where it starts afresh.
     """
 
     def start(shape: Shape) -> tuple[Tensor, int]:

@@ -41,7 +41,7 @@ def conv_bound(op: Conv, tight: float) -> float:
 
 
 def blocks(op: Conv, exact: tuple[bool, bool], twist: tuple[float, float]) -> tuple[Tensor, float]:
-    """Gram matrices of blocks T_f whose largest norm is at least that of the convolution (proof: docs/lipschitz.md).
+    """Gram matrices of blocks T_f whose largest norm is at least the convolution's (proof: docs/lipschitz.md).
 
     T_f[(o, i, j), (c, s, t)] = sum_ab w[o, c, a, b] X_f[i, s, a] Y_f[j, t, b], with X and Y from `frame`. Along an
     exact axis the block holds the convolution as it is; along the others it holds one frequency of a torus.
@@ -50,14 +50,14 @@ def blocks(op: Conv, exact: tuple[bool, bool], twist: tuple[float, float]) -> tu
         The matrices (F, n, n), and how far rounding can have moved each of them in norm.
     """
     frames = [frame(op, axis, exact[axis], twist[axis]) for axis in range(2)]
-    # Real kernels: the block of a frequency and that of its negative are conjugates, so half of one axis is enough.
+    # Real kernels: the blocks of a frequency and of its negative are conjugates, so half of one axis is enough.
     axis = int(exact[0])
     frames[axis] = frames[axis][: len(frames[axis]) // 2 + 1]
     groups = op.weight.unflatten(0, (op.groups, -1))
     step = max(1, LARGEST // (_block_size(op, exact) * op.groups * len(frames[1])))
     parts = [gram(_assemble(groups, part, frames[1])).flatten(0, 2) for part in frames[0].split(step)]
     # Each entry is a sum of kh kw products with phases, whose angle (up to 2 pi taps) is off by a few units: its error
-    # is relative to the sum of |w|. The norm of an error in T or G is at most that of the same bound entry by entry.
+    # is relative to the sum of |w|. The norm of an error in T or G is at most the norm of its bound entry by entry.
     absolute = _assemble(groups.abs(), frames[0][:1].abs(), frames[1][:1].abs())
     taps = sum(op.dilation[i] * (op.weight.shape[2 + i] - 1) for i in range(2))
     entry = 4 * U * (op.terms + 32 * taps + 32)

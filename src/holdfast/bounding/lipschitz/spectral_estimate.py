@@ -6,8 +6,8 @@ behind the weights by several percent in each layer. Two cures:
 - A dense layer has several vectors, and the best combination of them counts (subspace iteration). They take hardly
   longer than one, as the weights have to be read once for all of them.
 - A convolution has one for each of its Fourier blocks T_f (spectral_conv.py), small matrices, one for each frequency f
-  of a torus. The largest of their norms is that of the convolution on the torus: never below its norm as padded, and
-  the one that the proof starts from.
+  of a torus. The largest of their norms is the norm on the torus: never below the norm as padded, and the one
+  that the proof starts from.
 """
 
 from functools import lru_cache
@@ -31,7 +31,7 @@ def subspace_norm(weight: Tensor, v: Tensor, steps: int) -> tuple[Tensor, Tensor
 
     Args:
         weight: the matrix.
-        v: vectors (n, k), random ones or those of the last call.
+        v: vectors (n, k), random or from the last call.
         steps: how often to apply W^T W.
     """
     with torch.no_grad():
@@ -63,8 +63,8 @@ def fourier_norm(op: Conv, u: Tensor, steps: int) -> tuple[Tensor, Tensor]:
 
     Args:
         op: the convolution; its bias plays no part.
-        u: left vectors of `vectors_shape`, random ones or those of the last call.
-        steps: of power iteration.
+        u: left vectors of `vectors_shape`, random or from the last call.
+        steps: steps of power iteration.
     """
     phases = _phases_of(op)
     f, a, _ = phases.shape

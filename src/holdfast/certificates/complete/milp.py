@@ -28,10 +28,11 @@ from holdfast.bounding.linear.relax import PIECEWISE
 from holdfast.certificates.complete.milp_bound import Relaxed, Scaled, relax, scale
 from holdfast.certificates.complete.milp_model import Floats, Indices, Skeleton, program, skeleton
 from holdfast.checks import check_precision, check_task
-from holdfast.errors import InputError, UnsupportedError
+from holdfast.errors import UnsupportedError
 from holdfast.registry import Certificate, get, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.options import Positive, Whole
 
 Status = Literal["certified", "broken", "unknown"]
 
@@ -74,7 +75,7 @@ class MilpResult:
     )
 )
 def milp(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float = 60.0, max_binaries: int = 2000
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: Positive = 60.0, max_binaries: Whole = 2000
 ) -> CertifyResult:
     """Certified if the solver proves that the smallest margin over the threat set is positive.
 
@@ -99,7 +100,7 @@ def milp(
 
 
 def exact_margin(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float = 60.0, max_binaries: int = 2000
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: Positive = 60.0, max_binaries: Whole = 2000
 ) -> MilpResult:
     """The smallest margin z_y - z_j over the threat set, solved to optimality, and a point that attains it.
 
@@ -114,7 +115,8 @@ def exact_margin(
         >>> found.status, round(float(found.margin), 4)
         (('certified',), 0.05)
     """
-    get("certify", "milp").check(threat if isinstance(threat, Threat) else None, {})
+    given = {"time_limit": time_limit, "max_binaries": max_binaries}
+    get("certify", "milp").check(threat if isinstance(threat, Threat) else None, given)
     check_precision(x)
     check_task(model, x, y, threat)
     return _solve(model, x, y, threat, time_limit=time_limit, max_binaries=max_binaries, verdict=False)
@@ -124,8 +126,6 @@ def exact_margin(
 def _solve(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float, max_binaries: int, verdict: bool
 ) -> MilpResult:
-    if not time_limit > 0 or max_binaries < 0:
-        raise InputError(f"time_limit must be > 0 and max_binaries >= 0, got {time_limit} and {max_binaries}")
     # In float64 from here on, so that bounds and coefficients hold the model's own weights without a further rounding.
     graph = trace(copy.deepcopy(model).double().cpu(), x.double().cpu(), threat)
     check_layers(graph)
@@ -213,7 +213,7 @@ class _One:
         return "certified" if self.margin > self.slack else "unknown"
 
     def visit(self, batch: _Batch, i: int, point: Tensor) -> None:
-        """Notes the margin at a point, and the point itself if it is the worst counter-example so far."""
+        """Note the margin at a point, and the point itself if it is the worst counter-example so far."""
         margin = batch.margin_at(i, point)
         self.best = min(self.best, margin)
         if margin > self.slack or margin >= self.reached:
@@ -309,7 +309,7 @@ def check_layers(graph: Graph) -> None:
 
 
 def evaluation_error(graph: Graph, intervals: list[Interval], dtype: torch.dtype) -> Tensor:
-    """By how much logits computed in `dtype` can miss those of real arithmetic, (B, K).
+    """By how much logits computed in `dtype` can miss the logits of real arithmetic, (B, K).
 
     Errors are passed forward: an affine layer turns e into |A| e and adds gamma (|A| |z| + |b|); activations, maxima
     and pair sorting are 1-Lipschitz in the largest error of what they see.

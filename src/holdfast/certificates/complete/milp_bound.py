@@ -1,6 +1,6 @@
 """Lower bounds of a program's linear relaxation that hold whatever the solver does.
 
-HiGHS, through scipy, drops matrix entries of at most 1e-9 and works to absolute tolerances, so its optimum alone proves
+HiGHS, through scipy, drops matrix entries of at most 1e-9 and works to absolute tolerances, so its optimum proves
 nothing. Here it only suggests multipliers. Weak duality turns any multipliers into a lower bound, and `proven` computes
 that bound with all rounding accounted for.
 """

@@ -47,7 +47,7 @@ class Rounding:
     """What rounding can do to the logits of a model that is run in `dtype`; norms are computed once.
 
     Args:
-        graph: of the model in eval mode.  bound: its proven Lipschitz constants.
+        graph: graph of the model in eval mode.  bound: its proven Lipschitz constants.
         dtype: in which the model is run.
     """
 
@@ -180,7 +180,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class _Norms:
-    """Of a layer A x + b: ||A||, that of any part of its columns or taps, that of |A|, and ||b|| over all outputs."""
+    """Norms of a layer A x + b: of A, of any part of its columns or taps, of |A|, and of b over all outputs."""
 
     norm: float
     partial: float
@@ -221,7 +221,7 @@ def _windows(op: ops.MaxPool, axis: int) -> int:
 
 
 def _absolute_norm(op: ops.Linear | ops.Conv) -> float:
-    """At least the norm of |A|: that of Frobenius, or the root of the largest row sum times the largest column sum."""
+    """At least the norm of |A|: the Frobenius norm, or the root of the largest row sum times the largest column sum."""
     weight = op.weight.double().abs()
     if isinstance(op, ops.Linear):
         return float(norm_above(weight.view(1, -1))) * SLACK

@@ -5,10 +5,11 @@ from torch import Tensor, nn
 
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.lipschitz.constants import lipschitz_estimate
-from holdfast.certificates.lipschitz import certify_logits, lipschitz_constants, second_look
+from holdfast.certificates.core.lipschitz_margins import certify_logits, lipschitz_constants, second_look
 from holdfast.checks import check_precision
 from holdfast.errors import InputError
 from holdfast.threats import L2
+from holdfast.utils.options import Count, check_options, options_of
 
 WARM_UP = 100
 """Steps of the first power iteration, which starts from random vectors."""
@@ -27,7 +28,7 @@ class GloRo(nn.Module):
     Args:
         model: from (B, ...) to logits (B, K).
         threat: an l2 ball.
-        steps: of power iteration for each batch, in training mode.
+        steps: steps of power iteration for each batch, in training mode.
 
     Example:
         >>> model = GloRo(nn.Linear(2, 2), L2(100.0)).eval()
@@ -35,12 +36,11 @@ class GloRo(nn.Module):
         [2, 2, 2]
     """
 
-    def __init__(self, model: nn.Module, threat: L2, *, steps: int = 5) -> None:
+    def __init__(self, model: nn.Module, threat: L2, *, steps: Count = 5) -> None:
         super().__init__()
         if not isinstance(threat, L2):
             raise InputError(f"GloRo needs an l2 threat, such as hf.L2(0.5), got '{threat}'")
-        if steps < 1:
-            raise InputError(f"steps must be at least 1, got {steps}")
+        check_options(options_of(GloRo.__init__), {"steps": steps}, "GloRo")
         self.model, self.threat, self.steps = model, threat, steps
         self._vectors: dict[str, Tensor] = {}
 

@@ -13,6 +13,7 @@ from holdfast.models.zoo.centroid import CentroidNet
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.options import check_options, options_of
 
 ABSTAIN = -1
 
@@ -78,11 +79,11 @@ def guard(model: nn.Module, threat: Threat, method: str = "auto", **options: Any
     different answers are therefore no closer than the threat reaches. That the answer is right is not proved.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode. Its weights are those of the guard: `.to(device)` and
+        model: from (B, ...) to logits (B, K), in eval mode. The guard shares its weights: `.to(device)` and
             `.state_dict()` work as usual.
         threat: what the adversary may do.
         method: a name from `hf.methods("certify")`; "auto" is "centroid" for a `CentroidNet`, whose rejections abstain.
-        **options: of `hf.certify` and of the method, such as chunk=64.
+        **options: options of `hf.certify` and of the method, such as chunk=64.
 
     Returns:
         A module from inputs (B, ...) to a `GuardResult`, in eval mode. It has no gradients.
@@ -100,10 +101,9 @@ def guard(model: nn.Module, threat: Threat, method: str = "auto", **options: Any
         raise InputError(f"the threat must be one of hf.Linf, hf.L2, ..., got {threat!r}")
     if method == "auto" and isinstance(model, CentroidNet):
         method = "centroid"
-    if options.get("chunk", 1) < 1:
-        raise InputError(f"chunk must be at least 1, got {options['chunk']}")
-    own, entry = {key: value for key, value in options.items() if key != "chunk"}, get("certify", method)
-    entry.check(threat, own)
+    door, entry = options_of(certify), get("certify", method)
+    check_options(door, {name: value for name, value in options.items() if name in door}, "call of guard")
+    entry.check(threat, {name: value for name, value in options.items() if name not in door})
     if entry.smoothed and not isinstance(model, Smoothed):
         raise UnsupportedError(
             f"'{method}' proves what a smoothed classifier answers, not what the model does; guard that classifier: "

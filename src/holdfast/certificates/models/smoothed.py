@@ -21,12 +21,12 @@ class Smoothed(nn.Module):
     """Majority vote of a model over n noisy copies of its input, x + G with G ~ N(0, sigma^2 I).
 
     The copies use the same noise for every input, fixed by the seed: the same input gets the same answer, alone or in
-    a batch. n copies stand for infinitely many, so an answer may differ from that of the true smoothed classifier
+    a batch. n copies stand for infinitely many, so an answer may differ from the true smoothed classifier's
     where the vote is close; `predict` then abstains.
 
     Args:
         model: from (B, ...) to logits (B, K).
-        sigma: standard deviation of the noise, in the units of the input: that of the training.
+        sigma: standard deviation of the noise in training, in the units of the input.
         n: noisy copies of each input.
         alpha: probability that `predict` gives a class that the true smoothed classifier does not.
         batch: noisy copies in one forward pass; memory grows with it, the answer does not change.
@@ -53,8 +53,8 @@ class Smoothed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, K): log((votes + 1) / (n + K)).
 
-        Votes have no gradient. Where one is asked for it is that of the log of the mean softmax over the same copies,
-        the soft classifier that SmoothAdv attacks (Salman et al., 2019); the values are those of the votes, still.
+        Votes have no gradient. Where autograd asks for one, it is the gradient of the log of the mean softmax over the
+        same copies, the soft classifier that SmoothAdv attacks (Salman et al., 2019); the values still count votes.
         """
         votes, soft = self._votes(x, self.seed, soft=torch.is_grad_enabled() and x.requires_grad)
         hard = ((votes + 1) / (self.n + votes.shape[1])).log().to(x)

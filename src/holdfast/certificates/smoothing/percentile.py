@@ -101,7 +101,7 @@ def percentile_bounds(
     Args:
         samples: values of f at n independent draws of x + G, shape (n, ...); infinite ones are allowed, NaN is not.
         epsilon: radius of the ball.  sigma: standard deviation of the noise.
-        confidence: of each bound of each coordinate on its own.
+        confidence: confidence of each bound of each coordinate on its own.
         familywise: make it the confidence that all bounds of all coordinates hold together.
     """
     _check(epsilon, sigma, p, confidence)
@@ -135,7 +135,7 @@ def mean_bounds(
     """Bounds of the mean of f(x + delta + G) for every ||delta||_2 <= epsilon, for values of f in [low, high].
 
     With g the smoothed mean, sigma Phi^-1((g - low) / (high - low)) is 1-Lipschitz in x (Salman et al., "Provably
-    robust deep learning via adversarially trained smoothed classifiers", 2019). `confidence` is that of each side of
+    robust deep learning via adversarially trained smoothed classifiers", 2019). `confidence` is for each side of
     each coordinate. Prefer the percentiles where the range is wide or unknown.
 
     Args:

@@ -19,12 +19,12 @@ class Variant:
     """A kind of noise and what it proves.
 
     Attributes:
-        name: of the certificate.
+        name: name of the certificate.
         noise: what `draw` does, in words: a stopped run goes on with the same only.
         draw: noisy copies of one input.
         probability: (G,) float64, rounded up: above the first y is proved; the others are settled on the way.
         radius: from lower bounds of the probability (B,), float64, to what they prove, rounded down.
-        budget: of the threat; what is proved must be larger, or at least as large if it is a `count`.
+        budget: budget of the threat; the proved radius must be larger, or at least as large if it is a `count`.
         what: is asked for, in words.
         count: whether the budget is a whole number, such as one of pixels.
     """
@@ -51,7 +51,7 @@ def prove(
     counts: Counts | None,
     watch: Watch | None,
 ) -> CertifyResult:
-    """Samples until it is settled whether y is proved; the arguments are those of the certificate `smoothing`.
+    """Sample until it is settled whether y is proved; arguments as for the certificate `smoothing`.
 
     Returns:
         `margin` is the lower bound of the probability of y, 0 where y is not the class guessed, minus what is needed.

@@ -11,7 +11,7 @@ from holdfast.certificates.smoothing.stopping import stopping
 from holdfast.certificates.smoothing.votes import Counts, Draw, add_votes, check_counts, new_counts, select
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.utils.intervals import AT_THE_CAP, SLACK, Looks, binomial_lower, check_alpha, looks
+from holdfast.utils.intervals import AT_THE_CAP, SLACK, Looks, binomial_lower, looks
 
 Watch = Callable[[Counts, Tensor], None]
 """Called after each forward pass with the counts so far and an estimate of the samples left for each input (B,)."""
@@ -35,12 +35,6 @@ class Sampling:
     batch: int = 1000
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        for name in ("n", "n0", "batch"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-
     def looks(self) -> Looks:
         """When the sample of an input is looked at."""
         return looks(self.n, self.alpha) if self.adaptive else Looks((self.n,), (self.alpha,))
@@ -60,7 +54,7 @@ def sample(
     counts: Counts | None = None,
     watch: Watch | None = None,
 ) -> Counts:
-    """Samples until it is settled, for each input, which of `targets` the probability of its class is above.
+    """Sample until it is settled, for each input, which of `targets` the probability of its class is above.
 
     An input whose guess is not `y` is settled at once. Serves any noise: `draw` makes the copies, and the caller turns
     radii into `targets` and `Counts.lower` into a radius.
@@ -71,7 +65,7 @@ def sample(
         noise: describes `draw`, for the settings of the counts, such as "gaussian 0.5".
         classes: K.
         index: (B,) what identifies each input; its position if not given.
-        counts: of an earlier run, to go on with.
+        counts: counts of an earlier run, to continue it.
         watch: see `Watch`.
     """
     settings = {"noise": noise, "n": how.n, "n0": how.n0, "alpha": how.alpha, "looks": how.adaptive, "seed": how.seed}

@@ -6,21 +6,20 @@ robustness via randomized smoothing", 2019). p_A is bounded from below by sample
 probability alpha at most. It needs nothing of f but its answers, and it speaks of g, not of f.
 """
 
-from collections.abc import Sequence
-
 import torch
 from scipy import special
 from torch import Tensor, nn
 
-from holdfast.certificates.smoothing.percentile import check_sigma
+from holdfast.certificates.core.search import own_radius
 from holdfast.certificates.smoothing.prove import Variant, prove
 from holdfast.certificates.smoothing.sample import Sampling, Watch
 from holdfast.certificates.smoothing.votes import Counts, Draw
 from holdfast.errors import InputError
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
-from holdfast.threats import L2, Threat
+from holdfast.threats import L2
 from holdfast.utils.intervals import SLACK
+from holdfast.utils.options import Count, Inside, NotNegative, Positive
 
 
 def gaussian(sigma: float) -> Draw:
@@ -52,58 +51,53 @@ def gaussian_radius(probability: Tensor, sigma: float) -> Tensor:
         threats=("l2",),
         reference="Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing, 2019",
         smoothed=True,
-        radius="sampling",
+        radius=own_radius,
     )
 )
 def smoothing(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    threat: Threat,
+    threat: L2,
     *,
-    sigma: float | None = None,
-    n: int = 100_000,
-    n0: int = 100,
-    alpha: float = 0.001,
+    sigma: Positive | None = None,
+    n: Count = 100_000,
+    n0: Count = 100,
+    alpha: Inside = 0.001,
     adaptive: bool = True,
-    radii: Sequence[float] = (),
-    batch: int = 1000,
+    radii: tuple[NotNegative, ...] = (),
+    batch: Count = 1000,
     seed: int = 0,
     logits: Tensor | None = None,
     index: Tensor | None = None,
     counts: Counts | None = None,
     watch: Watch | None = None,
 ) -> CertifyResult:
-    """Certified if the smoothed classifier is shown to answer y on the ball; it is that of `hf.Smoothed(model, sigma)`.
+    """Certified if the smoothed classifier, `hf.Smoothed(model, sigma)`, is shown to answer y on the ball.
 
-    The radius is that of the sample as far as it went: with `adaptive` sampling it is just above the radius asked for.
+    The radius follows from the samples drawn: with `adaptive` sampling it is just above the requested radius.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs.  y: labels, shape (B,).
         threat: an l2 ball.
-        sigma: standard deviation of the noise, in the units of x: that of the training.
+        sigma: standard deviation of the noise in training, in the units of x.
         n: most samples for each input.  n0: samples that guess its class; they are not used again.
         alpha: probability that the statement about one input is wrong.
-        adaptive: stop as soon as the radius asked for is proved, or will hardly be; False: n samples of each input.
-        radii: further radii that shall be settled; one alpha serves them all.
+        adaptive: stop early once the requested radius is certified or unlikely to be; False: n samples of each input.
+        radii: further radii to settle; one alpha serves them all.
         batch: noisy copies in one forward pass; the answer does not change.
         seed: fixes the noise.
-        logits: of the inputs, if they are known; they only tell K.
+        logits: (B, K), if they are known; only K is used.
         index: (B,) what identifies each input for the noise; its position if not given.
-        counts: of a run that was stopped, to go on with.
+        counts: counts of a stopped run, to continue it.
         watch: called after each forward pass.
 
     Returns:
         `margin` is the lower bound of P[f(x + G) = y], 0 where y is not the class guessed, minus Phi(eps / sigma).
     """
-    if not isinstance(threat, L2):
-        raise InputError(f"'smoothing' certifies l2 balls, got '{threat}'")
     if sigma is None:
         raise InputError("'smoothing' needs sigma, the standard deviation of the noise that the model was trained with")
-    check_sigma(sigma)
     asked = torch.tensor([threat.eps, *radii], dtype=torch.float64, device=x.device)
-    if not bool((asked.isfinite() & (asked >= 0)).all()):
-        raise InputError(f"a radius must be a finite number, 0 or more, got {asked.tolist()}")
     variant = Variant(
         name="smoothing",
         noise=f"gaussian {sigma!r}",

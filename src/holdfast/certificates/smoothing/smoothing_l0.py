@@ -9,8 +9,6 @@ and y keeps more than one half while p - Delta(rho) > 1/2 (Levine and Feizi, "Ro
 adversarial attacks by randomized ablation", 2020). It is for the smoothed classifier, with probability 1 - alpha.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -22,8 +20,9 @@ from holdfast.certificates.smoothing.votes import Counts, Draw
 from holdfast.errors import InputError
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
-from holdfast.threats import Sparse, Threat
+from holdfast.threats import Sparse
 from holdfast.utils.intervals import SLACK
+from holdfast.utils.options import Count, Inside, Whole
 
 
 def fall(count: int, size: int) -> Tensor:
@@ -61,16 +60,16 @@ def smoothing_l0(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    threat: Threat,
+    threat: Sparse,
     *,
-    size: int | None = None,
+    size: Count | None = None,
     null: float = 0.5,
-    n: int = 100_000,
-    n0: int = 100,
-    alpha: float = 0.001,
+    n: Count = 100_000,
+    n0: Count = 100,
+    alpha: Inside = 0.001,
     adaptive: bool = True,
-    radii: Sequence[int] = (),
-    batch: int = 1000,
+    radii: tuple[Whole, ...] = (),
+    batch: Count = 1000,
     seed: int = 0,
     logits: Tensor | None = None,
     index: Tensor | None = None,
@@ -83,24 +82,20 @@ def smoothing_l0(
         model: from (B, ...) to logits (B, K), trained on ablated inputs.  x: inputs.  y: labels, shape (B,).
         threat: the number of pixels rho; one counts once, whatever its channels.
         size: k, pixels that the network sees.
-        null: the value of what is ablated, that of the training.
-        radii: further numbers of pixels that shall be settled.
+        null: value of ablated pixels, as in training.
+        radii: further numbers of pixels to settle.
         n, n0, alpha, adaptive, batch, seed, logits, index, counts, watch: as for `smoothing`.
 
     Returns:
         `radius` is a number of pixels; `margin` is the lower bound of the probability of y, 0 where y is not the class
         guessed, minus 1/2 + Delta(rho).
     """
-    if not isinstance(threat, Sparse):
-        raise InputError(f"'smoothing-l0' certifies sparse changes, got '{threat}'")
     count = pixels(x)
-    if size is None or not 1 <= size <= count:
+    if size is None or size > count:
         raise InputError(
             f"'smoothing-l0' needs size, the number of pixels that the network sees, 1 to {count}, got {size}"
         )
     asked = [threat.k, *radii]
-    if min(asked) < 0:
-        raise InputError(f"a number of pixels must be 0 or more, got {asked}")
     needed = (0.5 + fall(count, size)).to(x.device)
 
     def radius(probability: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ so that y keeps more than one half within 2 scale (p - 1/2), and within -scale l
 docs/smoothing-variants.md. Both are for the smoothed classifier, with probability 1 - alpha.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,8 +20,9 @@ from holdfast.certificates.smoothing.votes import Counts, Draw
 from holdfast.errors import InputError
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
-from holdfast.threats import L1, Threat
+from holdfast.threats import L1
 from holdfast.utils.intervals import SLACK
+from holdfast.utils.options import Count, Inside, NotNegative, Positive
 
 Shape = Literal["uniform", "laplace"]
 
@@ -70,16 +70,16 @@ def smoothing_l1(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    threat: Threat,
+    threat: L1,
     *,
     noise: Shape = "uniform",
-    scale: float | None = None,
-    n: int = 100_000,
-    n0: int = 100,
-    alpha: float = 0.001,
+    scale: Positive | None = None,
+    n: Count = 100_000,
+    n0: Count = 100,
+    alpha: Inside = 0.001,
     adaptive: bool = True,
-    radii: Sequence[float] = (),
-    batch: int = 1000,
+    radii: tuple[NotNegative, ...] = (),
+    batch: Count = 1000,
     seed: int = 0,
     logits: Tensor | None = None,
     index: Tensor | None = None,
@@ -98,15 +98,9 @@ def smoothing_l1(
     Returns:
         `margin` is the lower bound of P[f(x + U) = y], 0 where y is not the class guessed, minus what eps needs.
     """
-    if not isinstance(threat, L1):
-        raise InputError(f"'smoothing-l1' certifies l1 balls, got '{threat}'")
-    if noise not in ("uniform", "laplace"):
-        raise InputError(f"unknown noise '{noise}'; expected 'uniform' or 'laplace'")
-    if scale is None or not 0 < scale < float("inf"):
-        raise InputError(f"'smoothing-l1' needs scale > 0, that of the noise of the training, got {scale}")
+    if scale is None:
+        raise InputError("'smoothing-l1' needs scale, the scale of the noise that the model was trained with")
     asked = torch.tensor([threat.eps, *radii], dtype=torch.float64, device=x.device)
-    if not bool((asked.isfinite() & (asked >= 0)).all()):
-        raise InputError(f"a radius must be a finite number, 0 or more, got {asked.tolist()}")
     variant = Variant(
         name="smoothing-l1",
         noise=f"{noise} {scale!r}",

@@ -19,7 +19,8 @@ from holdfast.checks import check_logits
 from holdfast.errors import InputError
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
-from holdfast.threats import Patch, Threat
+from holdfast.threats import Patch
+from holdfast.utils.options import Count, Fraction, check_options, options_of
 
 
 class BandVotes(nn.Module):
@@ -38,16 +39,13 @@ class BandVotes(nn.Module):
         model: nn.Module,
         *,
         part: Part = "column",
-        size: int = 4,
-        threshold: float = 0.3,
+        size: Count = 4,
+        threshold: Fraction = 0.3,
         null: float = 0.5,
-        chunk_views: int = 1024,
+        chunk_views: Count = 1024,
     ) -> None:
         super().__init__()
-        if not 0 <= threshold < 1:
-            raise InputError(f"threshold is a probability, >= 0 and < 1, got {threshold}")
-        if chunk_views < 1:
-            raise InputError(f"chunk_views must be at least 1, got {chunk_views}")
+        check_options(options_of(BandVotes.__init__), {"threshold": threshold, "chunk_views": chunk_views}, "BandVotes")
         self.model, self.part, self.size = model, part, size
         self.threshold, self.null, self.chunk_views = threshold, null, chunk_views
 
@@ -86,14 +84,14 @@ def smoothing_patch(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    threat: Threat,
+    threat: Patch,
     *,
     part: Part = "column",
-    size: int = 4,
-    threshold: float = 0.3,
+    size: Count = 4,
+    threshold: Fraction = 0.3,
     null: float = 0.5,
     every_place: bool = True,
-    chunk_views: int = 1024,
+    chunk_views: Count = 1024,
 ) -> CertifyResult:
     """Certified if no patch can keep y from winning the vote; a proof about `BandVotes`, not about the model itself.
 
@@ -103,15 +101,13 @@ def smoothing_patch(
         part: the network sees a "column", a "row" or a "block" of the image.
         size: width of the column, height of the row, side of the block.
         threshold: a position votes for each class whose probability is above it; for none, if there is no such class.
-        null: the value of what is ablated, that of the training.
+        null: value of ablated pixels, as in training.
         every_place: look at the votes that a patch touches at each place; False: the test of the paper.
         chunk_views: ablated images in memory at a time.
 
     Returns:
         `margin` in votes: the least n_y - n_j over all patches, plus (j - y) / K, which breaks ties as the vote does.
     """
-    if not isinstance(threat, Patch):
-        raise InputError(f"'smoothing-patch' certifies patches, got '{threat}'")
     smoothed = BandVotes(model, part=part, size=size, threshold=threshold, null=null, chunk_views=chunk_views)
     votes = smoothed.votes(x).double()
     threat.locations(tuple(x.shape[1:]))  # refuses a patch that does not fit

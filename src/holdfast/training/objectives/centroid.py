@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from holdfast.certificates.centroid import border
-from holdfast.certificates.lipschitz import NORMS
+from holdfast.certificates.core.lipschitz_margins import NORMS
 from holdfast.errors import UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.registry import Objective, register

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
-from holdfast.certificates.lipschitz import NORMS
+from holdfast.certificates.core.lipschitz_margins import NORMS
 from holdfast.certificates.models.gloro import bottom
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from holdfast.certificates.lipschitz import NORMS
+from holdfast.certificates.core.lipschitz_margins import NORMS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.lipschitz import estimated, margin_loss, metrics

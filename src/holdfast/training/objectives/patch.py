@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from holdfast.bounding import patches as local
+from holdfast.bounding.fast import patches as local
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.errors import InputError

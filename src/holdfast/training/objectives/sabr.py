@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.bounding.core.region import Region
-from holdfast.bounding.graph.ops import channels_last
+from holdfast.bounding.fast.layout import channels_last
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.registry import Objective, register
 from holdfast.threats import Linf

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.bounding import interval
-from holdfast.bounding import patches as local
 from holdfast.bounding.core.region import Region
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph
@@ -60,7 +59,7 @@ def sparse_margins(graph: Graph, x: Tensor, y: Tensor, threat: Sparse, reach: fl
     if isinstance(op, ops.Linear) and alone and not affine.is_affine(graph):
         pixels = x[0, 0].numel() if x.ndim == 4 else x[0].numel()
         bounds = dense_bounds(op, at, *ends, pixels=pixels, k=min(threat.k, pixels))
-        return interval.margin_bounds(local.after(graph, flat + 1), *bounds, y, sound=False)
+        return interval.margin_bounds(graph.after(flat + 1), *bounds, y, sound=False)
     r = linear.relaxation(graph, Region(lower, upper, x, threat), slopes=None, hidden=False, sound=False)
     return affine.interval_margins(graph, r, y)
 

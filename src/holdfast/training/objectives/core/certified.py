@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.bounding.core.region import Region, region
-from holdfast.bounding.graph.ops import Graph, channels_last
+from holdfast.bounding.fast.layout import channels_last
+from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import affine
 from holdfast.bounding.linear import relaxation as linear

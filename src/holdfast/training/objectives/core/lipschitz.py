@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.lipschitz.constants import LipschitzBound, lipschitz_estimate
-from holdfast.certificates.lipschitz import single_constant
+from holdfast.certificates.core.lipschitz_margins import single_constant
 from holdfast.certificates.models.gloro import WARM_UP
 from holdfast.errors import UnsupportedError
 from holdfast.training.context import Context

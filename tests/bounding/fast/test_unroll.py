@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 import holdfast as hf
 from holdfast.bounding import interval
 from holdfast.bounding.core.region import region
+from holdfast.bounding.fast.layout import channels_last
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import relaxation as linear
@@ -32,8 +33,8 @@ def batch(count: int) -> tuple[Tensor, Tensor]:
 
 def gradients(model: nn.Module, x: Tensor, y: Tensor, *, unroll: bool) -> tuple[bool, Tensor, list[Tensor]]:
     """Whether maps were unrolled, the margins, and gradients of a loss that looks at logits and margins."""
-    graph, logits = trace_batch(model, ops.channels_last(x) if unroll else x, unroll=unroll)
-    r = region(hf.Linf(EPS), ops.channels_last(x) if unroll else x, sound=False)
+    graph, logits = trace_batch(model, channels_last(x) if unroll else x, unroll=unroll)
+    r = region(hf.Linf(EPS), channels_last(x) if unroll else x, sound=False)
     margins = interval.margin_bounds(graph, r.lower, r.upper, y, sound=False)
     loss = cross_entropy(logits, y) + cross_entropy(-margins, y)
     found = any(isinstance(node.op, ops.Unroll) for node in graph.nodes)
@@ -61,7 +62,7 @@ def test_maps_are_not_unrolled_where_it_takes_longer_or_something_else_reads_the
 
 def test_a_domain_without_the_rule_refuses_unrolled_maps() -> None:
     x, _ = batch(16)
-    graph, _ = trace_batch(network(), ops.channels_last(x), unroll=True)
+    graph, _ = trace_batch(network(), channels_last(x), unroll=True)
     box = region(hf.Linf(EPS), x, sound=False)
     with pytest.raises(UnsupportedError, match="Unroll"):
         linear.relaxation(graph, box, slopes="adaptive", hidden=True, sound=False)

@@ -6,7 +6,7 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.bounding import patches as local
+from holdfast.bounding.fast import patches as local
 from holdfast.bounding.graph.trace import trace
 from patch_tasks import dense_margins, task
 

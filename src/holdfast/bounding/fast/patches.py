@@ -1,14 +1,14 @@
-"""Interval bounds for patches: leading convolutions are bounded in a window around each patch alone.
+"""Interval bounds for patches: leading convolutions are bounded only in a window around each patch.
 
 Outside the receptive field of the patch every layer has the value that it has at the input x itself. A layer is
 therefore described by a window: the shift of the centre from the value at x, and the radius. Both are zero outside, so
 a convolution of the window is a small convolution with zero padding; an activation needs the value at x, cut out where
-the window lies. The bounds are those of `interval.propagate` up to rounding, which they do not account for: they are
-for training.
+the window lies. The bounds equal the bounds of `interval.propagate` up to rounding, which they do not account for:
+they are for training.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph, evaluate
 from holdfast.errors import UnsupportedError
 from holdfast.threats import Patch
+from holdfast.utils.reference import is_reference
 
 Pair = tuple[int, int]
 
@@ -81,16 +82,17 @@ def margin_bounds(graph: Graph, x: Tensor, y: Tensor, threat: Patch, corners: Te
         reach: largest change of a value under the patch.
     """
     count, size = corners.shape[1:3]
-    last = _windowed(graph)
+    last = 0 if is_reference() else _windowed(graph)
     lower, upper = _window_bounds(graph, last, x, threat, corners, reach)
-    rest = after(graph, last)
+    rest = graph.after(last)
     if len(lower) > len(x) * count:
-        first = next((i for i, node in enumerate(rest.nodes) if isinstance(node.op, ops.Linear)), len(rest.nodes))
+        mixes = ops.Linear | ops.Conv if is_reference() else ops.Linear  # else convolutions are in the windows
+        first = next((i for i, node in enumerate(rest.nodes) if isinstance(node.op, mixes)), len(rest.nodes))
         if any(j < first for node in rest.nodes[first + 1 :] for j in node.inputs) or first >= len(rest.nodes) - 1:
             raise UnsupportedError("bound pooling needs a network whose first layer all others build on; use pool = 1")
         lower, upper = interval.output_bounds(Graph(rest.nodes[: first + 1]), lower, upper, sound=False)
         lower, upper = _union(lower, upper, size)
-        rest = after(rest, first)
+        rest = rest.after(first)
     margins = interval.margin_bounds(rest, lower, upper, y.repeat_interleave(count), sound=False)
     return margins.view(len(x), count, -1)
 
@@ -98,13 +100,6 @@ def margin_bounds(graph: Graph, x: Tensor, y: Tensor, threat: Patch, corners: Te
 def _union(lower: Tensor, upper: Tensor, size: int) -> interval.Interval:
     """The boxes around `size` boxes each, (N * size, ...) -> (N, ...)."""
     return lower.unflatten(0, (-1, size)).amin(1), upper.unflatten(0, (-1, size)).amax(1)
-
-
-def after(graph: Graph, last: int) -> Graph:
-    """The graph from node `last` on, which becomes its input."""
-    nodes = [ops.Node(ops.Input(), (), "input", graph.nodes[last].shape)]
-    nodes += [replace(node, inputs=tuple(i - last for i in node.inputs)) for node in graph.nodes[last + 1 :]]
-    return Graph(tuple(nodes))
 
 
 def _windowed(graph: Graph) -> int:

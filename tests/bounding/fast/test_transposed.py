@@ -1,0 +1,28 @@
+"""Transposed convolutions against the kernel of torch."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from holdfast.bounding.fast.transposed import conv_transpose
+
+
+@given(
+    st.integers(0, 40),
+    *[st.integers(1, 6)] * 2,
+    st.sampled_from([4, 9, 12, 20]),
+    *[st.integers(1, 3)] * 3,
+)
+def test_every_way_to_transpose_a_convolution_gives_what_torch_gives(count, h, w, channels, inputs, kernel, stride):
+    """Small maps, thin kernels, and the rest; with planes or channels last in memory; gradients too."""
+    generator = torch.Generator().manual_seed(0)
+    g = torch.rand(count, channels, h, w, generator=generator, dtype=torch.float64)
+    weight = torch.rand(channels, inputs, kernel, kernel, generator=generator, dtype=torch.float64).requires_grad_()
+    options = ((stride, stride), (0, 0), (0, 0), 1, (1, 1))
+    expected = F.conv_transpose2d(g, weight, None, *options)
+    (slope,) = torch.autograd.grad(expected.square().sum(), weight)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        ours = conv_transpose(g.contiguous(memory_format=layout), weight, *options)
+        assert torch.allclose(ours, expected)
+        assert torch.allclose(torch.autograd.grad(ours.square().sum(), weight)[0], slope)
