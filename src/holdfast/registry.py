@@ -1,7 +1,8 @@
 """One table of all methods. A method is a plain function; its record says all that other code must know of it."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -178,6 +179,20 @@ def register(record: Method) -> Callable[[F], F]:
         return function
 
     return add
+
+
+@contextmanager
+def lend(record: Method) -> Iterator[None]:
+    """Register a record inside only, for tests of a method that is not installed."""
+    table = _METHODS[record.kind]
+    before = table.get(record.name)
+    table[record.name] = record
+    try:
+        yield
+    finally:
+        del table[record.name]
+        if before is not None:
+            table[record.name] = before
 
 
 @cache
