@@ -79,7 +79,9 @@ def named_paths(text: str) -> set[str]:
 def constants(path: Path) -> str:
     """All docstrings, error messages and other texts of a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return "\n".join(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is str)
+    return "\n".join(
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is str
+    )
 
 
 def test_every_path_that_is_named_can_be_imported():

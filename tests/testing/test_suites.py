@@ -144,7 +144,7 @@ def test_a_certificate_that_ignores_sound_is_caught_by_the_rounding_oracle():
     def function(model, x, y, threat, *, sound: bool = True):
         return toy_certificate(model, x, y, threat, sound=False)
 
-    with pytest.raises(AssertionError, match="certify method 'toy'.*rounding is not accounted for"):
+    with pytest.raises(AssertionError, match=r"certify method 'toy'.*rounding is not accounted for"):
         check_certificate(replace(CERTIFICATE, function=function))
 
 
@@ -301,10 +301,9 @@ def test_a_broken_explanation_is_told_what_it_breaks(function, contract):
 
 
 def test_an_option_without_a_type_is_refused():
+    def untyped(model, x, y, threat, *, noise: Noise, steps=3): ...
+
     with pytest.raises(InputError, match="the option 'steps' of the function untyped has no type"):
-
-        def untyped(model, x, y, threat, *, noise: Noise, steps=3): ...
-
         check_attack(replace(TOY, function=untyped))
 
 

@@ -14,7 +14,16 @@ from holdfast.random import Noise
 from holdfast.registry import Attack, Method
 from holdfast.results import AttackResult
 from holdfast.testing.networks import images_task, linear_task
-from holdfast.testing.subject import Subject, method_of, refuses, require, run_checks, short_options, threats_for, untouched
+from holdfast.testing.subject import (
+    Subject,
+    method_of,
+    refuses,
+    require,
+    run_checks,
+    short_options,
+    threats_for,
+    untouched,
+)
 from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat
 
 
@@ -38,11 +47,11 @@ def check_attack(method: str | Method, *, threats: Sequence[Threat] | None = Non
         run_checks("check_attack", Subject(record, subjects[0].threat, short), ON_ONE_THREAT)
 
 
-def _attack(s: Subject, model: nn.Module, x: Tensor, y: Tensor, threat: Threat | None = None, **more: Any) -> AttackResult:
+def _attack(
+    s: Subject, model: nn.Module, x: Tensor, y: Tensor, threat: Threat | None = None, **more: Any
+) -> AttackResult:
     """Through the front door."""
-    threat = threat or s.threat
-    assert threat is not None
-    return attack(model, x, y, threat, s.name, **s.options | more)
+    return attack(model, x, y, threat or s.given, s.name, **s.options | more)
 
 
 def _direct(s: Subject, model: nn.Module, x: Tensor, y: Tensor) -> AttackResult:
@@ -75,24 +84,27 @@ def returns_a_row_for_each_input(s: Subject) -> None:
 def stays_inside_the_threat_set(s: Subject) -> None:
     """Every point that it returns lies in the threat set, whether it is a success or not."""
     model, x, y = images_task()
-    assert s.threat is not None
     x_adv = _direct(s, model, x, y).x_adv
-    outside = (~s.threat.contains(x_adv, x)).nonzero()[:, 0].tolist()
+    outside = (~s.given.contains(x_adv, x)).nonzero()[:, 0].tolist()
     require(not outside, f"threat.contains(x_adv, x) is False for the inputs {outside} of images_task().")
 
 
 def tells_the_truth_about_success(s: Subject) -> None:
     """`success` is True exactly where the model misclassifies x_adv."""
     model, x, y = images_task()
-    assert s.threat is not None
-    for threat in (s.threat, s.threat.budgets(20)[0]):  # at the smaller budget most inputs hold
+    for threat in (s.given, s.given.budgets(20)[0]):  # at the smaller budget most inputs hold
         found = _direct(replace(s, threat=threat), model, x, y)
         wrong = ((model(found.x_adv).argmax(1) != y) != found.success).nonzero()[:, 0].tolist()
-        require(not wrong, f"model(x_adv).argmax(1) != y contradicts it for the inputs {wrong} of images_task() at {threat}.")
+        require(
+            not wrong,
+            f"model(x_adv).argmax(1) != y contradicts it for inputs {wrong} of images_task() at {threat}.",
+        )
     y = y.clone()
     y[0] = (y[0] + 1) % 5
     found = _attack(s, model, x, y)
-    require(found.by[0] == "clean" and torch.equal(found.x_adv[0], x[0]), "an input that is wrong already was attacked.")
+    require(
+        found.by[0] == "clean" and torch.equal(found.x_adv[0], x[0]), "an input that is wrong already was attacked."
+    )
 
 
 def counts_its_work(s: Subject) -> None:
@@ -107,15 +119,19 @@ def counts_its_work(s: Subject) -> None:
 def depends_on_the_seed_only(s: Subject) -> None:
     """The answer for an input follows from the seed and its index, not from the chunk or from the rest of the batch."""
     model, x, y = images_task(batch=20, dtype=torch.float64)
-    learns = {"data": x} if "data" in s.method.options else {}
+    learns: dict[str, Any] = {"data": x} if "data" in s.method.options else {}
     whole = _attack(s, model, x, y, seed=3)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     others = [(torch.arange(20), _attack(s, model, x, y, seed=3, chunk=7), "with chunk=7")]
     for rows, how in ((order, "in another order"), (torch.tensor([0]), "alone"), (torch.tensor([7]), "alone")):
         others.append((rows, _attack(s, model, x[rows], y[rows], seed=3, index=rows, **learns), how))
     for rows, other, how in others:
-        same = torch.equal(whole.success[rows], other.success) and torch.allclose(whole.x_adv[rows], other.x_adv, atol=1e-9)
-        counted = torch.equal(whole.gradients[rows], other.gradients) and torch.equal(whole.queries[rows], other.queries)
+        same = torch.equal(whole.success[rows], other.success) and torch.allclose(
+            whole.x_adv[rows], other.x_adv, atol=1e-9
+        )
+        counted = torch.equal(whole.gradients[rows], other.gradients) and torch.equal(
+            whole.queries[rows], other.queries
+        )
         require(same, f"inputs {rows.tolist()} {how} get another answer than in the whole batch, at seed=3.")
         require(counted, f"inputs {rows.tolist()} {how} cost another number of passes than in the whole batch.")
         require([whole.by[i] for i in rows.tolist()] == list(other.by), f"`by` differs {how}.")
@@ -135,15 +151,17 @@ def breaks_nothing_at_budget_zero(s: Subject) -> None:
     y = y.clone()
     y[3] = (y[3] + 1) % 5
     zero: dict[type[Threat], Threat] = {Linf: Linf(0.0), L2: L2(0.0), L1: L1(0.0), Box: Box(torch.zeros(2, 7, 5))}
-    if type(s.threat) not in zero:
+    if type(s.given) not in zero:
         return
-    found = _attack(s, model, x, y, zero[type(s.threat)])
-    require(found.success.nonzero()[:, 0].tolist() == [3], f"success is {found.success.tolist()}, only input 3 is wrong.")
+    found = _attack(s, model, x, y, zero[type(s.given)])
+    require(
+        found.success.nonzero()[:, 0].tolist() == [3], f"success is {found.success.tolist()}, only input 3 is wrong."
+    )
     require(torch.equal(found.x_adv, x), "x_adv differs from x.")
 
 
 def breaks_a_linear_model_at_a_huge_budget(s: Subject) -> None:
-    """Against a linear model of two classes with every pixel free, it succeeds on every input at its default options."""
+    """Against a linear model of two classes with every pixel free, it breaks every input at its default options."""
     model, x, _ = linear_task(2)
     linear: Any = model.linear
     with torch.no_grad():
@@ -152,11 +170,10 @@ def breaks_a_linear_model_at_a_huge_budget(s: Subject) -> None:
         linear.bias.zero_()
         linear.bias[0] = -2 * float(linear.weight[0].sum()) * 0.45
         y = model(x).argmax(1)
-    huge: dict[type[Threat], Threat] = {
-        Linf: Linf(1.0), L2: L2(4.0), L1: L1(16.0), Box: Box(torch.ones(1, 4, 4)), Patch: Patch(4, 4), Sparse: Sparse(16)
-    }  # fmt: skip
-    if type(s.threat) in huge:
-        found = attack(model, x, y, huge[type(s.threat)], s.name)
+    huge: dict[type[Threat], Threat] = {Linf: Linf(1.0), L2: L2(4.0), L1: L1(16.0), Box: Box(torch.ones(1, 4, 4))}
+    huge |= {Patch: Patch(4, 4), Sparse: Sparse(16)}
+    if type(s.given) in huge:
+        found = attack(model, x, y, huge[type(s.given)], s.name)
         require(found.success.all(), f"the inputs {(~found.success).nonzero()[:, 0].tolist()} hold.")
 
 
@@ -194,13 +211,13 @@ def survives_nan_away_from_the_input(s: Subject) -> None:
     """Where the model returns NaN inside the threat set, it refuses or stays finite and inside."""
     model, x, _ = linear_task(before=lambda x: torch.where(((x - 0.5).abs().amax(1) > 0.02)[:, None], torch.nan, x))
     x = torch.full_like(x, 0.5)
-    if isinstance(s.threat, Box) or s.threat is None:
+    if isinstance(s.threat, Box):
         return
     try:
         found = _attack(s, model, x, model(x).argmax(1))
     except HoldfastError:
         return
-    require(torch.isfinite(found.x_adv).all() and s.threat.contains(found.x_adv, x).all(), "x_adv is NaN or outside.")
+    require(torch.isfinite(found.x_adv).all() and s.given.contains(found.x_adv, x).all(), "x_adv is NaN or outside.")
 
 
 def says_what_it_needs_of_gradients(s: Subject) -> None:
@@ -208,7 +225,7 @@ def says_what_it_needs_of_gradients(s: Subject) -> None:
     if isinstance(s.threat, Box) or not isinstance(s.method, Attack):
         return
     for cut in ({"before": lambda x: (8 * x).long().to(x.dtype)}, {"after": Tensor.detach}):
-        model, x, y = linear_task(**cut)  # type: ignore[arg-type]
+        model, x, y = linear_task(**cut)
         if s.method.gradients == "needed":
             refuses(lambda task=(model, x, y): _attack(s, *task), "a model without gradients")  # type: ignore[misc]
             continue
@@ -219,16 +236,16 @@ def says_what_it_needs_of_gradients(s: Subject) -> None:
 
 def says_whether_it_takes_random_models(s: Subject) -> None:
     """A model that draws random numbers is refused, or attacked reproducibly if the record says stochastic=True."""
-    if isinstance(s.threat, Box) or not isinstance(s.method, Attack) or s.threat is None:
+    if isinstance(s.threat, Box) or not isinstance(s.method, Attack):
         return
     model, x, y = linear_task(after=lambda z: z + torch.randn_like(z))
     if not s.method.stochastic:
         refuses(lambda: _attack(s, model, x, y), "a model that draws random numbers")
         return
-    rand = {"version": "rand"} if "version" in s.method.options else {}
+    rand: dict[str, Any] = {"version": "rand"} if "version" in s.method.options else {}
     first, second = (_attack(s, model, x, y, **rand) for _ in range(2))
     require(torch.equal(first.x_adv, second.x_adv), "two calls with the same seed differ.")
-    require(s.threat.contains(first.x_adv, x).all(), "x_adv is outside the threat set.")
+    require(s.given.contains(first.x_adv, x).all(), "x_adv is outside the threat set.")
 
 
 ON_EVERY_THREAT = (

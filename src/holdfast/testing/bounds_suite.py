@@ -13,8 +13,17 @@ from holdfast.random import Noise
 from holdfast.registry import Bound, Method
 from holdfast.results import Bounds
 from holdfast.testing.networks import Task, chain_task, images_task
-from holdfast.testing.subject import Subject, method_of, refuses, require, run_checks, short_options, threats_for, untouched
-from holdfast.testing.traps import CENTRE, RADIUS, THREATS, exact, is_chain, traps
+from holdfast.testing.subject import (
+    Subject,
+    method_of,
+    refuses,
+    require,
+    run_checks,
+    short_options,
+    threats_for,
+    untouched,
+)
+from holdfast.testing.traps import CENTRE, RADIUS, THREATS, exact, is_chain, some_traps
 from holdfast.threats import Threat
 
 CHAIN = (2, 7, 5)
@@ -40,9 +49,7 @@ def check_bounds(method: str | Method, *, threats: Sequence[Threat] | None = Non
 
 
 def _bounds(s: Subject, model: nn.Module, x: Tensor, threat: Threat | None = None, **more: Any) -> Bounds:
-    threat = threat or s.threat
-    assert threat is not None
-    return bounds(model, x, threat, s.name, **s.options | more)
+    return bounds(model, x, threat or s.given, s.name, **s.options | more)
 
 
 def sample(threat: Threat, x: Tensor, draws: int = 20) -> list[Tensor]:
@@ -60,13 +67,14 @@ def returns_a_pair_for_each_logit(s: Subject) -> None:
             require(isinstance(found, Bounds), f"the function returned {type(found).__name__}, not Bounds.")
             for name in ("lower", "upper"):
                 value = getattr(found, name)
-                require(value.shape == (count, 3) and value.dtype == dtype, f"{name} is {value.dtype} {tuple(value.shape)}.")
+                require(
+                    value.shape == (count, 3) and value.dtype == dtype, f"{name} is {value.dtype} {tuple(value.shape)}."
+                )
             require((found.lower <= found.upper).all(), "lower > upper for some logit of chain_task().")
 
 
 def contains_the_logits(s: Subject) -> None:
     """The logits at every sampled point of the threat set lie between `lower` and `upper`."""
-    assert s.threat is not None
     tasks: list[Task] = [chain_task(CHAIN), images_task()]
     for i, (model, x, _) in enumerate(tasks):
         try:
@@ -74,7 +82,7 @@ def contains_the_logits(s: Subject) -> None:
         except UnsupportedError:
             require(i > 0, "it refuses a chain of dense layers and ReLUs, chain_task().")
             continue
-        for point in sample(s.threat, x):
+        for point in sample(s.given, x):
             logits = model(point)
             inside = (found.lower <= logits) & (logits <= found.upper)
             require(inside.all(), f"the inputs {(~inside.all(1)).nonzero()[:, 0].tolist()} have logits outside.")
@@ -102,18 +110,19 @@ def refuses_bad_input(s: Subject) -> None:
     refuses(lambda: _bounds(s, model, x * torch.nan), "an input with NaN")
     refuses(lambda: _bounds(s, model, x + 1), "an input outside the valid range")
     refuses(lambda: _bounds(s, model, x, no_such_option=1), "an option that the method does not have")
-    refuses(lambda: _bounds(s, model.half(), x.half()), "half precision, whose rounding leaves no bound", UnsupportedError)
+    refuses(
+        lambda: _bounds(s, model.half(), x.half()), "half precision, whose rounding leaves no bound", UnsupportedError
+    )
     refuses(lambda: _bounds(s, model.float().train(), x), "a model in training mode")
 
 
 def hold_in_rational_arithmetic(s: Subject) -> None:
     """On networks that round badly they contain the logits as run, and the logits in rational arithmetic."""
-    assert s.threat is not None
     met = 0
     for dtype in (torch.float32, torch.float64):
-        for one in traps(dtype)[:: 1 if s.threat.name in ("linf", "l2") else 3]:
+        for one in some_traps(s.given.name, dtype, s.given.name == s.method.threats[0]):
             try:
-                found = _bounds(s, one.model, one.x, THREATS[s.threat.name])
+                found = _bounds(s, one.model, one.x, THREATS[s.given.name])
             except SoundnessError:
                 raise
             except HoldfastError:

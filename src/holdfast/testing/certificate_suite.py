@@ -15,8 +15,17 @@ from holdfast.registry import Certificate, Method, methods
 from holdfast.results import CertifyResult
 from holdfast.testing.bounds_suite import CHAIN, sample
 from holdfast.testing.networks import Task, chain_task, images_task
-from holdfast.testing.subject import Subject, method_of, refuses, require, run_checks, short_options, threats_for, untouched
-from holdfast.testing.traps import THREATS, Trap, traps
+from holdfast.testing.subject import (
+    Subject,
+    method_of,
+    refuses,
+    require,
+    run_checks,
+    short_options,
+    threats_for,
+    untouched,
+)
+from holdfast.testing.traps import THREATS, Trap, some_traps
 from holdfast.threats import Threat
 
 ATTACKS = ("pgd", "apgd-dlr", "multi-targeted", "fab", "patch-pgd", "sparse-pgd", "sparse-rs")
@@ -67,10 +76,10 @@ def check_certificate(
             run_checks("check_certificate", Claim(record, threat, short, tuple(attacks)), CHECKS)
 
 
-def _certify(s: Claim, model: nn.Module, x: Tensor, y: Tensor, threat: Threat | None = None, **more: Any) -> CertifyResult:
-    threat = threat or s.threat
-    assert threat is not None
-    return certify(model, x, y, threat, s.name, **s.options | more)
+def _certify(
+    s: Claim, model: nn.Module, x: Tensor, y: Tensor, threat: Threat | None = None, **more: Any
+) -> CertifyResult:
+    return certify(model, x, y, threat or s.given, s.name, **s.options | more)
 
 
 def returns_a_row_for_each_input(s: Claim) -> None:
@@ -79,13 +88,20 @@ def returns_a_row_for_each_input(s: Claim) -> None:
     for count in (len(x), 1):
         found = _certify(s, model, x[:count], y[:count])
         require(isinstance(found, CertifyResult), f"the function returned {type(found).__name__}, not CertifyResult.")
-        for name, wanted in (("certified", found.certified.dtype == torch.bool), ("margin", found.margin.is_floating_point())):
+        for name, wanted in (
+            ("certified", found.certified.dtype == torch.bool),
+            ("margin", found.margin.is_floating_point()),
+        ):
             value = getattr(found, name)
             require(wanted and value.shape == (count,), f"{name} is {value.dtype} {tuple(value.shape)}.")
         require(found.radius is None or found.radius.shape == (count,), "radius must be None or of shape (B,).")
-        require([bool(by) for by in found.by] == found.certified.tolist(), "`by` must name the certificate where it proves.")
+        require(
+            [bool(by) for by in found.by] == found.certified.tolist(), "`by` must name the certificate where it proves."
+        )
         sampled = s.record.guarantee == "probabilistic proof"
-        require(0 < found.alpha < 1 if sampled else found.alpha == 0, f"alpha is {found.alpha} for a {s.record.guarantee}.")
+        require(
+            0 < found.alpha < 1 if sampled else found.alpha == 0, f"alpha is {found.alpha} for a {s.record.guarantee}."
+        )
         require(s.record.smoothed or (found.certified <= (found.margin > 0)).all(), "certified with a margin <= 0.")
 
 
@@ -95,7 +111,9 @@ def proves_nothing_that_is_wrong(s: Claim) -> None:
     proved = torch.stack([_certify(s, model, x, torch.full_like(y, label)).certified for label in range(3)], 1)
     require((proved.sum(1) <= 1).all(), "an input of chain_task() is certified for two classes.")
     wrong = proved & (torch.arange(3) != y[:, None])
-    require(s.record.smoothed or not wrong.any(), "an input of chain_task() is certified for a class that it does not have.")
+    require(
+        s.record.smoothed or not wrong.any(), "an input of chain_task() is certified for a class that it does not have."
+    )
 
 
 def stays_below_the_clean_margin(s: Claim) -> None:
@@ -111,7 +129,6 @@ def stays_below_the_clean_margin(s: Claim) -> None:
 
 def is_never_broken(s: Claim) -> None:
     """No attack and no sampled point breaks an input that it certifies."""
-    assert s.threat is not None
     tasks = [s.task()] if s.record.needs else [s.task(), images_task()]
     if s.record.smoothed:
         return
@@ -128,28 +145,24 @@ def is_never_broken(s: Claim) -> None:
 
 def _breaks(s: Claim, model: nn.Module, x: Tensor, y: Tensor) -> list[tuple[str, Tensor]]:
     """What breaks which inputs: names of attacks and (B,) bool each."""
-    assert s.threat is not None
     found = [
-        (f"attack '{entry.name}'", attack(model, x, y, s.threat, entry.name, **short_options(entry)).success)
+        (f"attack '{entry.name}'", attack(model, x, y, s.given, entry.name, **short_options(entry)).success)
         for entry in methods("attack")
-        if entry.name in s.attacks and s.threat.name in entry.threats
+        if entry.name in s.attacks and s.given.name in entry.threats
     ]
     with torch.no_grad():
-        points = [model(point).argmax(1) != y for point in sample(s.threat, x)]
+        points = [model(point).argmax(1) != y for point in sample(s.given, x)]
     return [*found, ("a point of the threat set", torch.stack(points).any(0))]
 
 
 def agrees_with_its_neighbours(s: Claim) -> None:
-    """Two inputs of one threat set are never certified for different classes, also where it speaks of smoothed models."""
-    assert s.threat is not None
+    """Two inputs of one threat set are never certified for different classes, smoothed models included."""
     model, x, y = s.task()
-    near = sample(s.threat, x, 1)[-1]
-    with torch.no_grad():
-        theirs = model(near).argmax(1)
+    near = sample(s.given, x, 1)[-1]
     for label in range(3):
         other = torch.full_like(y, label)
         both = _certify(s, model, x, y).certified & _certify(s, model, near, other).certified & (other != y)
-        require(not both.any(), f"x and a point of its threat set are certified for {y[both]} and {label} ({theirs[both]}).")
+        require(not both.any(), f"x is certified for {y[both].tolist()}, a point of its set for {label}.")
 
 
 def depends_on_no_chunk(s: Claim) -> None:
@@ -179,27 +192,27 @@ def refuses_bad_input(s: Claim) -> None:
 
 def survives_the_rounding_oracle(s: Claim) -> None:
     """At its default, sound=True, it proves no network that fails by a hair, as run or in rational arithmetic."""
-    assert s.threat is not None
     if s.record.smoothed or s.record.needs:
         return
     for dtype in (torch.float32, torch.float64):
-        proved, met = falsely_proved(s, traps(dtype)[:: 1 if s.threat.name in ("linf", "l2") else 3])
+        proved, met = falsely_proved(s, some_traps(s.given.name, dtype, s.given.name == s.method.threats[0]))
         require(met > 5, f"it refused all but {met} networks of holdfast.testing.traps in {dtype}.")
         require(
             not proved,
-            f"it proves {len(proved)} of {met} networks of holdfast.testing.traps in {dtype} that fail within the threat "
-            f"set, first '{proved[:1]}': rounding is not accounted for.",
+            f"it proves {len(proved)} of {met} networks of holdfast.testing.traps in {dtype} that fail within the "
+            f"threat set, first {proved[:1]}: rounding is not accounted for.",
         )
 
 
 def falsely_proved(s: Claim, found: Sequence[Trap], **options: Any) -> tuple[list[str], int]:
     """Names of the networks that the certificate proves although they fail, and how many it did not refuse."""
     wrong, met = [], 0
-    assert s.threat is not None
     for one in found:
         try:
-            proved = bool(_certify(s, one.model, one.x, one.y, THREATS[s.threat.name], **options).certified)
-        except SoundnessError:  # the front door catches a proof that fails at the input itself; it is wrong all the same
+            proved = bool(_certify(s, one.model, one.x, one.y, THREATS[s.given.name], **options).certified)
+        except (
+            SoundnessError
+        ):  # the front door catches a proof that fails at the input itself; it is wrong all the same
             proved = True
         except HoldfastError:  # refusing is sound
             continue

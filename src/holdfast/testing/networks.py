@@ -14,6 +14,8 @@ Task = tuple[nn.Module, Tensor, Tensor]
 class Residual(nn.Module):
     """Residual, concatenating, normalising network for images of 2 x 7 x 5."""
 
+    mean: Tensor
+
     def __init__(self, classes: int = 3) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor([0.4, 0.6]).view(1, 2, 1, 1))
@@ -61,10 +63,11 @@ def tiny_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     """Name -> (network in eval mode, shape of one input); the weights are always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return _tiny_nets()
+        return draw_nets()
 
 
-def _tiny_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+def draw_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """The same with weights from torch's global generator."""
     nets: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         "linear": (nn.Linear(6, 4), (6,)),
         "mlp": (nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)), (6,)),
@@ -110,7 +113,7 @@ def images_task(batch: int = 12, dtype: torch.dtype = torch.float32) -> Task:
 
 
 def chain_task(shape: tuple[int, ...] = (2, 5, 4), *, batch: int = 16, architecture: str = "") -> Task:
-    """A chain of dense layers and ReLUs, or a named architecture, with inputs (B, *shape) near and far from a boundary."""
+    """A chain of dense layers and ReLUs, or a named architecture, with inputs (B, *shape)."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         if architecture:

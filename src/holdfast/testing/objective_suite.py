@@ -14,7 +14,16 @@ from holdfast.errors import InputError
 from holdfast.models import make_model
 from holdfast.registry import Certificate, Method, Objective, get, lend
 from holdfast.results import TrainResult
-from holdfast.testing.subject import Subject, method_of, refuses, require, run_checks, short_options, threats_for, untouched
+from holdfast.testing.subject import (
+    Subject,
+    method_of,
+    refuses,
+    require,
+    run_checks,
+    short_options,
+    threats_for,
+    untouched,
+)
 from holdfast.training import Context, train
 from holdfast.training.context import Metrics
 

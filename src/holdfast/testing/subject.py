@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -53,6 +53,13 @@ class Subject:
         """Registered name."""
         return self.method.name
 
+    @property
+    def given(self) -> Threat:
+        """The threat, for a method that has one."""
+        if self.threat is None:
+            raise InputError(f"'{self.name}' is checked without a threat")
+        return self.threat
+
 
 Check = Callable[[Any], None]
 
@@ -99,11 +106,17 @@ def short_options(method: Method) -> dict[str, Any]:
     for name, option in method.typed_options.items():
         value = _shorter(name, option.default)
         if option.default is None:
-            made = next((kind() for kind in get_args(option.kind) if is_dataclass(kind)), None)
+            made = next((kind() for kind in get_args(option.kind) if _needs_nothing(kind)), None)
             value = _shorter(name, made) if made is not None else NEEDED.get(name)
         if value is not None:
             found[name] = value
     return found
+
+
+def _needs_nothing(kind: Any) -> bool:
+    """Whether `kind` is a dataclass whose fields all have defaults."""
+    unset = (MISSING, MISSING)
+    return is_dataclass(kind) and all((f.default, f.default_factory) != unset for f in fields(kind))
 
 
 def _shorter(name: str, default: Any) -> Any:
@@ -159,7 +172,7 @@ def _state(model: nn.Module, tensors: Sequence[Tensor]) -> dict[str, Any]:
         "a tensor of the caller": [t.detach().clone() for t in tensors],
         "requires_grad of a tensor of the caller": [t.requires_grad for t in tensors],
         "torch's global random state": torch.random.get_rng_state(),
-        "NumPy's global random state": np.random.get_state(legacy=True)[1],  # noqa: NPY002
+        "NumPy's global random state": np.random.get_state()[1],  # type: ignore[index]  # noqa: NPY002
         "Python's global random state": random.getstate(),
     }
 

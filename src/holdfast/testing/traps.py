@@ -168,6 +168,16 @@ def traps(dtype: torch.dtype = torch.float32) -> tuple[Trap, ...]:
     return (*(one for one in found if one is not None), *special(dtype))
 
 
+def some_traps(threat: str, dtype: torch.dtype, first: bool) -> tuple[Trap, ...]:
+    """All of the traps for the first threat of a method in float32; others meet a share, each threat another one.
+
+    On one pixel all threats are the same interval, so that they differ only in their own few lines.
+    """
+    if first:
+        return traps(dtype)[:: 1 if dtype == torch.float32 else 3]
+    return traps(dtype)[list(THREATS).index(threat) :: len(THREATS)]
+
+
 def special(dtype: torch.dtype) -> list[Trap]:
     """Products that underflow, sums that cancel, and other operations than dense layers."""
     found = []

@@ -220,7 +220,9 @@ def options_of(function: Callable[..., Any]) -> dict[str, Option]:
     for p in taken:
         if p.name not in hints:
             name = getattr(function, "__name__", function)
-            raise InputError(f"the option '{p.name}' of the function {name} has no type; write one, as in steps: Count = 20")
+            raise InputError(
+                f"the option '{p.name}' of the function {name} has no type; write one, as in steps: Count = 20"
+            )
     return {p.name: Option(p.name, hints[p.name], p.default) for p in taken}
 
 
