@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -52,3 +55,18 @@ def test_registering_a_name_twice_is_a_mistake():
 def test_did_you_mean_without_a_near_name():
     assert did_you_mean("zzz", ["pgd"]) == "Known: pgd."
     assert did_you_mean("zzz", []) == "Known: none."
+
+
+def test_importing_holdfast_loads_next_to_nothing():
+    loaded = "[m for m in sys.modules if m.startswith('holdfast')], 'torch' in sys.modules"
+    code = f"import sys, holdfast; print({loaded})"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "['holdfast'] False"
+
+
+def test_every_public_name_is_found_where_it_lives():
+    for name in hf.__all__:
+        assert getattr(hf, name) is not None
+        assert name in dir(hf)
+    with pytest.raises(AttributeError, match="module 'holdfast' has no attribute 'atack'"):
+        _ = hf.atack

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeVar, get_args, overload
 
@@ -190,15 +191,35 @@ def lend(record: Method) -> Iterator[None]:
     try:
         yield
     finally:
-        del table[record.name]
-        if before is not None:
+        if before is None:
+            del table[record.name]
+        else:
             table[record.name] = before
+
+
+_HOMES: dict[Kind, str] = {
+    "attack": "holdfast.attacks",
+    "bounds": "holdfast.bounding",
+    "certify": "holdfast.certificates",
+    "explain": "holdfast.explanations",
+    "train": "holdfast.training",
+}
+
+
+@cache
+def load_methods(kind: Kind) -> None:
+    """Import the methods of a kind, and what installed packages add."""
+    import_module(_HOMES[kind])
+    load_plugins()
 
 
 @cache
 def load_plugins() -> None:
     """Import what installed packages add under the entry point group `holdfast.methods`."""
-    for point in entry_points(group=ENTRY_POINTS):
+    points = entry_points(group=ENTRY_POINTS)
+    for home in _HOMES.values() if points else ():  # first, so that no package takes the name of one of ours
+        import_module(home)
+    for point in points:
         try:
             point.load()
         except Exception as error:  # a package of somebody else must not take Holdfast down
@@ -219,7 +240,7 @@ def get(kind: Literal["train"], name: str) -> Part: ...
 def get(kind: Kind, name: str) -> Method: ...
 def get(kind: Kind, name: str) -> Method:
     """The method of that kind and name, or an error that suggests the nearest one."""
-    load_plugins()
+    load_methods(kind)
     if name not in _METHODS[kind]:
         raise InputError(f"unknown {kind} method '{name}'. " + did_you_mean(name, _METHODS[kind]))
     return _METHODS[kind][name]
@@ -249,6 +270,7 @@ def methods(kind: Kind | None = None) -> Sequence[Method]:
     """All methods of a kind ("attack", "bounds", "certify", "explain", "train"), or all there are."""
     if kind is not None and kind not in KINDS:
         raise InputError(f"unknown kind of method '{kind}'. " + did_you_mean(str(kind), KINDS))
-    load_plugins()
     kinds = KINDS if kind is None else (kind,)
+    for k in kinds:
+        load_methods(k)
     return [method for k in kinds for method in _METHODS[k].values()]

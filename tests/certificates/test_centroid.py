@@ -332,7 +332,7 @@ def test_centroids_of_two_classes_in_one_place_prove_nothing():
 
 def test_what_it_cannot_prove_it_refuses():
     x, y = torch.rand(3, 3), torch.zeros(3, dtype=torch.long)
-    with pytest.raises(UnsupportedError, match=r"needs a holdfast\.models\.centroid\.CentroidNet, got Linear"):
+    with pytest.raises(UnsupportedError, match=r"needs a holdfast\.models\.CentroidNet, got Linear"):
         hf.certify(nn.Linear(3, 2).eval(), x, y, hf.L2(0.1), "centroid")
     gelu = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4))
     with pytest.raises(UnsupportedError, match=r"layer 'body\.1': no rule for the layer type GELU"):

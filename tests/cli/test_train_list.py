@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from holdfast.cli.main import main as cli
+from holdfast.cli import commands as cli
 from holdfast.training import list_recipes
 
 

@@ -1,5 +1,5 @@
 """The command line."""
 
-from holdfast.cli.main import app, main
+from holdfast.cli.commands import app, main
 
 __all__ = ["app", "main"]

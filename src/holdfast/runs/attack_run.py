@@ -133,7 +133,9 @@ def _checked(goal: Threat | str, method: str, options: Mapping[str, Any] | None)
         entry = get("attack", method)
         entry.check(goal, {})
         known = entry.text_options
-        return check_options({name: known[name] for name in known if name != "goal"}, options or {}, f"method '{method}'")
+        return check_options(
+            {name: known[name] for name in known if name != "goal"}, options or {}, f"method '{method}'"
+        )
     check_norm(goal)
     if method not in METHODS:
         raise InputError(f"unknown method '{method}' for the nearest example. " + did_you_mean(method, METHODS))

@@ -134,9 +134,9 @@ def test_any_batch_size_and_features_on_a_centroid(count, eta):
 
 def test_other_models_are_refused():
     x, y = batch()
-    with pytest.raises(UnsupportedError, match=r"trains a holdfast\.models\.centroid\.CentroidNet, got Linear"):
+    with pytest.raises(UnsupportedError, match=r"trains a holdfast\.models\.CentroidNet, got Linear"):
         centroid(nn.Linear(5, 3).double(), x, y, make_context(9, L2(0.1)))
-    with pytest.raises(InputError, match=r"objective 'centroid'.*needs a holdfast\.models\.centroid\.CentroidNet"):
+    with pytest.raises(InputError, match=r"objective 'centroid'.*needs a holdfast\.models\.CentroidNet"):
         hf.train(RECIPE, hf.make_model("2c2f-minmax"), load_data("mnist-mini"), progress=False, epochs=1)
 
 
