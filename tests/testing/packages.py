@@ -8,18 +8,16 @@ import textwrap
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
-COMMAND = "import sys; from holdfast.cli import main; main()"
 
 
-def run_python(code: str, *arguments: str, path: list[Path]) -> str:
+def run_python(code: str, path: list[Path]) -> str:
     """Output of a Python process that sees the folders of `path` first; its errors are in the text of a failure."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, path)),
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "200",
-    }
-    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return _run(["-c", textwrap.dedent(code)], path)
+
+
+def _run(arguments: list[str], path: list[Path]) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "COLUMNS": "200"}
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -27,7 +25,7 @@ def run_python(code: str, *arguments: str, path: list[Path]) -> str:
 
 def run_holdfast(*arguments: str, path: list[Path]) -> str:
     """Output of the command line in a process that sees the folders of `path` first."""
-    return run_python(COMMAND, *arguments, path=path)
+    return _run(["-m", "holdfast", *arguments], path)
 
 
 def fake_distribution(folder: Path, name: str, code: str) -> Path:
