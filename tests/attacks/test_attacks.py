@@ -14,6 +14,7 @@ from holdfast.testing.subject import threats_for
 pytestmark = pytest.mark.usefixtures("short_autoattack")
 
 ATTACKS = hf.methods("attack")
+ENTRIES = {entry.name: entry for entry in ATTACKS}
 PAIRS = [(entry.name, threat) for entry in ATTACKS for threat in threats_for(entry, (2, 7, 5))]
 SHARED = {"fab", "deepfool"}
 """These take several gradients from one pass, and count a query for each."""

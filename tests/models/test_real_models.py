@@ -86,7 +86,7 @@ def test_residual_networks_of_all_kinds_pass_every_method(name: str) -> None:
         broken = torch.stack([model(threat.random_start(x, Noise.for_batch(d, 2))).argmax(1) != y for d in range(20)])
         for kind in ("bounds", "certify"):
             for method in hf.methods(kind):
-                if threat.name not in method.threats or getattr(method, "smoothed", False) or method.name == "centroid":
+                if threat.name not in method.threats or method.smoothed or method.name == "centroid":
                     continue
                 if method.name == "nonuniform" and name != "residual":  # many passes through the same bounds
                     continue
