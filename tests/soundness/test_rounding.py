@@ -58,8 +58,12 @@ def test_the_oracle_catches_certificates_that_ignore_rounding(method):
     `lipschitz` proves none: sqrt(2) stands between it and a difference of two logits.
     """
     threat = next(name for name in ("linf", "l2", "patch", "sparse") if name in method.threats)
-    wrong, _ = falsely_proved(claim(method, threat), traps(torch.float32)[::3], sound=False)
-    assert len(wrong) >= 3
+    found, wrong = traps(torch.float32), []
+    for start in range(12):  # until it is sure
+        wrong += falsely_proved(claim(method, threat), found[start::12], sound=False)[0]
+        if len(wrong) >= 3:
+            return
+    pytest.fail(f"only {wrong}")
 
 
 @pytest.mark.parametrize(("method", "threat"), [(m.name, threat) for m in hf.methods("bounds") for threat in m.threats])

@@ -40,7 +40,8 @@ def check_bounds(method: str | Method, *, threats: Sequence[Threat] | None = Non
         **options: of the method, for every call; counts such as `steps` are lowered if none are given.
 
     Example:
-        >>> check_bounds("ibp")
+        >>> from holdfast import L1
+        >>> check_bounds("ibp", threats=[L1(0.05)])
     """
     with method_of("bounds", Bound, method) as record:
         short = short_options(record) | options

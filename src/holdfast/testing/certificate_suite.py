@@ -68,7 +68,7 @@ def check_certificate(
         **options: of the method, for every call; counts such as `steps` are lowered if none are given.
 
     Example:
-        >>> check_certificate("ibp")
+        >>> check_certificate("patch")
     """
     with method_of("certify", Certificate, method) as record:
         short = short_options(record) | options
