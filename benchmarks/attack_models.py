@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import holdfast as hf
-from holdfast.attacks.pgd import perturb
+from holdfast.attacks.core.ascent import perturb
 from holdfast.random import Noise
 
 CHECKED = 1000  # test inputs for the accuracies that are kept with a model

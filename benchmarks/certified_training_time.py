@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import holdfast as hf
-from holdfast.training.objectives.certified import certified_loss, interval_bound, linear_bound
+from holdfast.training.objectives.core.certified import certified_loss, interval_bound, linear_bound
 from holdfast.utils.allocator import reuse_blocks
 
 Cell = dict[str, Any]

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import holdfast as hf
 from holdfast.attacks.core import indicators as trust
-from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
+from holdfast.attacks.core.chance import is_stochastic, mean_prediction, seeded
 from holdfast.data import Split
 
 NAME = "masked"

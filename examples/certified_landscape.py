@@ -8,7 +8,7 @@ import torch
 import holdfast as hf
 from holdfast.analyze import connectivity, smoothness
 from holdfast.analyze.plots import charts
-from holdfast.training.objectives.certified import certified_loss, interval_bound, linear_bound
+from holdfast.training.objectives.core.certified import certified_loss, interval_bound, linear_bound
 
 
 def main(*, steps: int = 180, every: int = 15, out: Path = Path("runs/landscape")) -> None:

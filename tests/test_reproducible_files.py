@@ -13,7 +13,7 @@ import holdfast as hf
 from audit_makers import make
 from holdfast.audits.plan import Step
 from holdfast.runs.attack_files import _json
-from holdfast.training.folder import write_json
+from holdfast.utils.files import write_json
 
 SCRIPT = """
 import sys

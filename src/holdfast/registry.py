@@ -127,9 +127,15 @@ class Certificate(Method):
 
 @dataclass(frozen=True)
 class Explainer(Method):
-    """An attribution `(model, x, y, setting, *, options) -> Explanation`."""
+    """An attribution `(model, x, y, setting, *, options) -> Explanation`.
+
+    Attributes:
+        package: name of the package that computes it and has to be installed, "" if none has to be.
+    """
 
     kind: ClassVar[Kind] = "explain"
+
+    package: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -138,11 +144,24 @@ class Part(Method):
 
     Attributes:
         part: the section: "attack", "targets", "regularizers", "perturb_weights", "average", ...
+        default: whether it fills its section where a recipe names no other.
+        single_step: whether each adversarial example takes one gradient step, so that training may collapse.
+        curvature: whether it penalises the curvature of the loss; a loss that pairs two outputs then fixes the first.
+        every: when an average takes in the weights: after every "step" or after every "epoch".
+        check_recipe: `(recipe, **options)` raises an InputError where other keys of the recipe exclude it.
+        check_model: `(model, x, **options)` raises an error if the model does not fit; it returns the name of the
+            linear top layer if the part needs that layer, else None.
     """
 
     kind: ClassVar[Kind] = "train"
 
     part: str = field(kw_only=True)
+    default: bool = field(default=False, kw_only=True)
+    single_step: bool = field(default=False, kw_only=True)
+    curvature: bool = field(default=False, kw_only=True)
+    every: Literal["step", "epoch"] = field(default="step", kw_only=True)
+    check_recipe: Callable[..., None] | None = field(default=None, kw_only=True)
+    check_model: Callable[..., str | None] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -153,7 +172,8 @@ class Objective(Part):
         takes: the other sections of a recipe that it is composed of.
         certificate: the certificate that it trains for, which proves the inputs of the validation; "" for none.
         bound: the bound that it trains with, where its certificate is a tighter one.
-        bounded: whether its loss is that of bounds, not of outputs, which some regularisers look at.
+        bounded: whether its loss is taken of bounds; some regularisers need a loss that is taken of outputs.
+        pairs: `(**options)` says whether its loss compares the outputs at x and at x'; None if it never does.
         ramps: whether it follows the rise of the budget by itself, because its threats have no radius to scale.
         view: what a smoothed classifier sees, `(x, noise, **options) -> inputs`; validated as "noisy" accuracy.
     """
@@ -163,6 +183,7 @@ class Objective(Part):
     certificate: str = field(default="", kw_only=True)
     bound: str = field(default="", kw_only=True)
     bounded: bool = field(default=False, kw_only=True)
+    pairs: Callable[..., bool] | None = field(default=None, kw_only=True)
     ramps: bool = field(default=False, kw_only=True)
     view: Callable[..., Any] | None = field(default=None, kw_only=True)
 
@@ -240,7 +261,8 @@ def get(kind: Literal["train"], name: str) -> Part: ...
 def get(kind: Kind, name: str) -> Method: ...
 def get(kind: Kind, name: str) -> Method:
     """The method of that kind and name, or an error that suggests the nearest one."""
-    load_methods(kind)
+    if name not in _METHODS[kind]:
+        load_methods(kind)
     if name not in _METHODS[kind]:
         raise InputError(f"unknown {kind} method '{name}'. " + did_you_mean(name, _METHODS[kind]))
     return _METHODS[kind][name]

@@ -13,7 +13,7 @@ from torch.nn.utils import parameters_to_vector
 import holdfast as hf
 from holdfast.analyze.connectivity import TS, barrier, bernstein, connect, path_losses, point_gradients, segment
 from holdfast.errors import InputError
-from holdfast.training.objectives.certified import certified_loss
+from holdfast.training.objectives.core.certified import certified_loss
 
 
 def loss(model, x, y):

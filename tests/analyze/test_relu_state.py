@@ -15,7 +15,7 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.slopes import chord_slopes, optimised_slopes
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
-from holdfast.training.regularizers.bounded import relu_stability_loss
+from holdfast.training.regularizers.relu_stability import relu_stability_loss
 
 
 def by_hand():

@@ -24,7 +24,7 @@ from holdfast.analyze.smoothness import (
 )
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.training.objectives.certified import certified_loss, interval_bound, linear_bound
+from holdfast.training.objectives.core.certified import certified_loss, interval_bound, linear_bound
 
 NOTHING = (torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))  # for losses of the weights alone
 

@@ -374,11 +374,11 @@ def test_more_budget_never_breaks_less_of_a_linear_model():
 @pytest.mark.parametrize("name", ATTACKS)
 def test_bad_options_are_refused(name, option):
     model, x, y = linear()
-    with pytest.raises(InputError, match=r"at least 1, got .*0"):
-        ATTACKS[name](model, x, y, hf.Linf(0.1), **option)
+    with pytest.raises(InputError, match="expected an integer >= 1, got 0"):
+        hf.attack(model, x, y, hf.Linf(0.1), name, **option)
 
 
 def test_no_targets_are_refused():
     model, x, y = linear()
-    with pytest.raises(InputError, match="targets must be at least 1, got 1 and 0"):
-        apgd_t(model, x, y, hf.Linf(0.1), targets=0)
+    with pytest.raises(InputError, match=r"'targets' .*: expected an integer >= 1, got 0"):
+        hf.attack(model, x, y, hf.Linf(0.1), "apgd-t", targets=0)

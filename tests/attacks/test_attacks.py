@@ -1,11 +1,14 @@
 """The contract of every attack, over the whole registry: `holdfast.testing`, and what errors and counts say."""
 
+import sys
+
 import pytest
 import torch
 from nets import QUICK_ATTACKS
 from torch import Tensor
 
 import holdfast as hf
+from holdfast.attacks.core.nearest import nearest_options
 from holdfast.errors import InputError
 from holdfast.testing import check_attack
 from holdfast.testing.networks import images_task, linear_task
@@ -66,3 +69,18 @@ def test_what_is_refused_is_refused_with_the_way_out(entry):
     for (model, x, y), words in cases:
         with pytest.raises(InputError, match=words):
             hf.attack(model, x, y, threat, entry.name, **QUICK_ATTACKS[entry.name])
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_number_has_a_range(name):
+    """A number without a range would be checked by hand, or not at all."""
+    plain = {option.name: option.text for option in ENTRIES[name].text_options.values()}
+    assert not [option for option, text in plain.items() if text in ("a number", "an integer")]
+
+
+@pytest.mark.parametrize("name", [m for m, e in ENTRIES.items() if e.nearest is not None])
+def test_both_forms_of_a_minimum_norm_attack_have_the_same_options(name):
+    entry = ENTRIES[name]
+    assert nearest_options(name) == entry.typed_options
+    assert entry.function.__name__ == name.replace("-", "_")
+    assert getattr(sys.modules[entry.function.__module__], entry.function.__name__) is entry.function

@@ -9,7 +9,7 @@ from torch.nn.functional import one_hot
 import holdfast as hf
 from holdfast.attacks.autoattack import autoattack
 from holdfast.attacks.cascade import cascade
-from holdfast.attacks.eot import mean_prediction
+from holdfast.attacks.core.chance import mean_prediction
 from holdfast.random import Noise
 
 
@@ -130,5 +130,5 @@ def test_options_are_checked():
     model, shape = tiny_nets()["mlp"]
     x = torch.rand(2, *shape)
     for option in ("steps", "targets", "queries"):
-        with pytest.raises(hf.InputError, match="at least 1"):
+        with pytest.raises(hf.InputError, match="expected an integer >= 1, got 0"):
             hf.attack(model, x, model(x).argmax(1), hf.Linf(0.1), **{option: 0})

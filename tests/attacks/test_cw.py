@@ -6,7 +6,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.attacks.core.losses import margin
-from holdfast.attacks.cw import _adam, cw, cw_nearest
+from holdfast.attacks.cw import _adam, cw_nearest
 from holdfast.errors import InputError
 from holdfast.explanations.core.exact_boundary import exact_boundary
 
@@ -193,8 +193,8 @@ def test_values_at_the_ends_of_the_range_can_move():
 )
 def test_bad_options_are_refused(options):
     model, x, y = linear()
-    with pytest.raises(InputError):
-        cw(model, x, y, hf.L2(0.1), **options)
+    with pytest.raises(InputError, match=f"'{next(iter(options))}' .*: expected"):
+        hf.attack(model, x, y, hf.L2(0.1), "cw", **options)
 
 
 class Watched(nn.Module):

@@ -68,8 +68,8 @@ def test_inputs_that_are_all_wrong_need_no_step():
 @pytest.mark.parametrize("options", [{"steps": 0}, {"candidates": 0}, {"overshoot": -0.1}])
 def test_bad_options_are_refused(options):
     model = nn.Linear(4, 3).eval()
-    with pytest.raises(InputError):
-        deepfool(model, torch.rand(2, 4), torch.zeros(2, dtype=torch.long), hf.L2(0.1), **options)
+    with pytest.raises(InputError, match=f"'{next(iter(options))}' .*: expected"):
+        hf.attack(model, torch.rand(2, 4), torch.zeros(2, dtype=torch.long), hf.L2(0.1), "deepfool", **options)
 
 
 class Bowl(nn.Module):

@@ -10,17 +10,17 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.ascent import perturb
+from holdfast.attacks.core.chance import mean_prediction, seeded
 from holdfast.attacks.core.losses import cross_entropy, margin
 from holdfast.attacks.eot import (
+    Sampling,
     eot_fgsm,
     eot_pgd,
     expected_gradient,
-    is_stochastic,
-    mean_prediction,
     proxy_gradient,
-    seeded,
 )
-from holdfast.attacks.pgd import fgsm, perturb
+from holdfast.attacks.fgsm import fgsm
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import get
@@ -84,7 +84,7 @@ def test_outputs_average_is_the_gradient_of_the_loss_of_the_mean_softmax():
     """Against autograd through the mean of the softmaxes, on the same draws."""
     model, x, y = task(weights=3.0)
     with seeded(5, x.device):
-        gradient, loss, log_p = expected_gradient(model, x, y, samples=7, average="outputs")
+        gradient, loss, log_p = expected_gradient(model, x, y, Sampling(7, "outputs"))
     leaf = x.clone().requires_grad_(True)
     with seeded(5, x.device):
         mean = torch.stack([model(leaf).softmax(1) for _ in range(7)]).mean(0)
@@ -98,7 +98,7 @@ def test_outputs_average_is_the_gradient_of_the_loss_of_the_mean_softmax():
 def test_gradients_average_is_the_mean_of_the_gradients():
     model, x, y = task(weights=3.0)
     with seeded(5, x.device):
-        gradient, loss, _ = expected_gradient(model, x, y, samples=7)
+        gradient, loss, _ = expected_gradient(model, x, y, Sampling(7))
     leaf = x.clone().requires_grad_(True)
     with seeded(5, x.device):
         expected = torch.stack([cross_entropy(model(leaf), y) for _ in range(7)]).mean(0)
@@ -110,7 +110,7 @@ def test_gradients_average_is_the_mean_of_the_gradients():
 def test_outputs_average_survives_losses_whose_exponential_is_zero():
     model, x, y = task(weights=1.0)
     model.layer.bias.data = torch.tensor([0.0, 2000.0, 2000.0], dtype=torch.float64)
-    gradient, loss, _ = expected_gradient(model, x, torch.zeros_like(y), samples=5, average="outputs")
+    gradient, loss, _ = expected_gradient(model, x, torch.zeros_like(y), Sampling(5, "outputs"))
     assert bool((gradient.abs().sum(1) > 0).all())
     assert bool(torch.isfinite(gradient).all())
     assert bool((loss > 1000).all())
@@ -119,7 +119,7 @@ def test_outputs_average_survives_losses_whose_exponential_is_zero():
 def linear_loss_gradient(model, x, y, samples, seed):
     """Mean gradient of z_1 - z_0 itself: two classes far apart make the cross-entropy linear in the logits."""
     with seeded(seed, x.device):
-        gradient, _, _ = expected_gradient(model, x, y, samples=samples)
+        gradient, _, _ = expected_gradient(model, x, y, Sampling(samples))
     return gradient
 
 
@@ -142,7 +142,7 @@ def test_symmetric_weight_noise_averages_to_the_mean_weights_with_error_one_over
 def test_one_pass_draws_for_each_copy():
     model, x, y = task(3, classes=2, logits=1.0)
     with seeded(1, x.device):
-        gradient, loss, log_p = expected_gradient(model, x, y, samples=5, one_pass=True)
+        gradient, loss, log_p = expected_gradient(model, x, y, Sampling(5, one_pass=True))
     leaf = x.repeat(5, 1).requires_grad_(True)
     with seeded(1, x.device):
         z = model(leaf)
@@ -211,50 +211,6 @@ def test_zero_budget_and_counts():
     assert result.queries.tolist() == [19] * 5
 
 
-def test_mean_prediction_is_a_distribution_and_settles():
-    model, x, _ = task(50, weights=1.0)
-    log_p = mean_prediction(model, x, 20, seed=4)
-    assert torch.allclose(log_p.exp().sum(1), torch.ones(50, dtype=torch.float64))
-    assert torch.equal(log_p, mean_prediction(model, x, 20, seed=4))
-
-    def spread(samples):
-        return float(torch.stack([mean_prediction(model, x, samples, s).exp() for s in range(20)]).std(0).mean())
-
-    assert spread(64) == pytest.approx(spread(4) / 4, rel=0.3)
-    with pytest.raises(InputError, match="at least one sample"):
-        mean_prediction(model, x, 0)
-
-
-def test_mean_prediction_averages_the_probabilities_of_a_model_that_ends_in_a_softmax():
-    model, x, _ = task(10, weights=1.0)
-    assert torch.allclose(
-        mean_prediction(nn.Sequential(model, nn.Softmax(1)), x, 9, seed=1), mean_prediction(model, x, 9, seed=1)
-    )
-
-
-class Hard(nn.Module):
-    """The one-hot of the largest logit, which noise changes at the boundary alone."""
-
-    def forward(self, z):
-        return nn.functional.one_hot(z.argmax(1), 3).to(z)
-
-
-def test_is_stochastic():
-    before = torch.get_rng_state()
-    for model, expected in [
-        (NoisyLinear(weights=0.1), True),
-        (NoisyLinear(logits=1e-6), True),
-        (NoisyLinear(), False),
-        (nn.Sequential(NoisyLinear(logits=1e-6), Hard()).eval(), True),
-        (nn.Sequential(NoisyLinear(), Hard()).eval(), False),
-        (nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3).double()).eval(), False),
-        (nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3).double()).train(), True),
-    ]:
-        torch.set_rng_state(before)
-        assert is_stochastic(model, torch.ones(100, 6, dtype=torch.float64)) is expected
-        assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_registered_for_random_models():
     assert get("attack", "eot-pgd").stochastic
     assert get("attack", "eot-fgsm").stochastic
@@ -263,10 +219,10 @@ def test_registered_for_random_models():
 
 def test_bad_options_are_refused():
     model, x, y = task(2)
-    with pytest.raises(InputError, match="samples must be at least 1, got 0"):
-        eot_pgd(model, x, y, hf.Linf(0.1), samples=0)
+    with pytest.raises(InputError, match="expected an integer >= 1, got 0"):
+        hf.attack(model, x, y, hf.Linf(0.1), "eot-pgd", samples=0)
     with pytest.raises(InputError, match="Did you mean 'outputs'"):
-        eot_fgsm(model, x, y, hf.Linf(0.1), average="output")
+        hf.attack(model, x, y, hf.Linf(0.1), "eot-fgsm", average="output")
 
 
 @given(st.integers(0, 9999), st.floats(0.0, math.pi / 2), st.integers(2, 40))

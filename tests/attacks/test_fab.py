@@ -7,7 +7,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.attacks.core.minimum_norm import BALLS, Search
-from holdfast.attacks.fab import _step, fab, fab_nearest, fab_t, fab_t_nearest
+from holdfast.attacks.fab import Walk, _step, fab, fab_nearest, fab_t, fab_t_nearest
 from holdfast.errors import InputError
 from holdfast.random import Noise
 
@@ -115,11 +115,11 @@ def test_a_flat_model_is_not_broken():
 )
 def test_bad_options_are_refused(options):
     model, x, y = linear(3)
-    for attack in (fab, fab_t):
-        with pytest.raises(InputError):
-            attack(model, x, y, hf.L2(0.1), **options)
-    with pytest.raises(InputError, match="targets"):
-        fab_t(model, x, y, hf.L2(0.1), targets=0)
+    for name in ("fab", "fab-t"):
+        with pytest.raises(InputError, match=f"'{next(iter(options))}' .*: expected"):
+            hf.attack(model, x, y, hf.L2(0.1), name, **options)
+    with pytest.raises(InputError, match=r"'targets' .*: expected"):
+        hf.attack(model, x, y, hf.L2(0.1), "fab-t", targets=0)
 
 
 @pytest.mark.parametrize(("alpha_max", "alpha"), [(1.0, 0.25), (0.1, 0.1)])
@@ -130,5 +130,5 @@ def test_a_step_mixes_the_ways_from_the_iterate_and_from_the_input_onto_the_plan
     search = Search(x, torch.tensor([0]), norm, 0.0, 1.0)
     w, b = torch.tensor([[2.0, 0.0]], dtype=torch.float64), torch.tensor([1.6], dtype=torch.float64)
     from_x_t, from_x = (torch.tensor([[u, v]]).double() for u, v in ((0.7 + 1.05 * 0.1, 0.6), (0.5 + 1.05 * 0.3, 0.4)))
-    found = _step(search, x, x_t, w, b, alpha_max=alpha_max, eta=1.05)
+    found = _step(search, x, x_t, w, b, walk=Walk(1, alpha_max, eta=1.05))
     assert torch.allclose(found, (1 - alpha) * from_x_t + alpha * from_x, atol=1e-12)

@@ -198,13 +198,13 @@ def test_a_final_softmax_is_seen_through(name):
 @pytest.mark.parametrize(
     ("name", "option", "message"),
     [
-        ("i-fgsm", {"steps": 0}, "steps must be at least 1, got 0"),
-        ("mi-fgsm", {"steps": 0}, "steps must be at least 1, got 0"),
-        ("mi-fgsm", {"decay": -0.5}, "decay must be at least 0, got -0.5"),
+        ("i-fgsm", {"steps": 0}, "expected an integer >= 1, got 0"),
+        ("mi-fgsm", {"steps": 0}, "expected an integer >= 1, got 0"),
+        ("mi-fgsm", {"decay": -0.5}, "expected a number >= 0, got -0.5"),
         ("r-fgsm", {"random_share": 1.5}, "between 0 and 1, got 1.5"),
     ],
 )
 def test_bad_options_are_refused(name, option, message):
     model, x, y = task()
     with pytest.raises(InputError, match=message):
-        ATTACKS[name](model, x, y, hf.Linf(0.1), **option)
+        hf.attack(model, x, y, hf.Linf(0.1), name, **option)

@@ -243,7 +243,7 @@ def test_bad_options_are_refused(options, message):
     model = PlainLinear(20, 3)
     x, y = task(model, 2, (20,))
     with pytest.raises(InputError, match=message):
-        hopskipjump(model, x, y, hf.L2(0.1), **options)
+        hf.attack(model, x, y, hf.L2(0.1), "hopskipjump", **options)
 
 
 def test_another_norm_is_refused():

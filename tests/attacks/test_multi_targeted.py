@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.ascent import ascend
 from holdfast.attacks.core.losses import likely_targets, targeted_margin
-from holdfast.attacks.core.stages import untouched
-from holdfast.attacks.multi_targeted import multi_targeted, run_targets
-from holdfast.attacks.pgd import ascend
+from holdfast.attacks.multi_targeted import multi_targeted
 from holdfast.errors import InputError
 from holdfast.random import Noise
 
@@ -30,22 +29,6 @@ def test_targets_are_ranked_by_logit_without_the_label():
     assert likely_targets(logits, torch.tensor([3, 0]), 2).tolist() == [[0, 2], [3, 2]]
     assert likely_targets(logits[:, :2], torch.tensor([1, 0]), 9).tolist() == [[0], [1]]
     assert likely_targets(logits[:, :1], torch.tensor([0, 0])).shape == (2, 0)
-
-
-def test_every_run_gets_the_targets_and_the_noise_of_its_survivors():
-    x, y, noise = torch.rand(4, 2), torch.zeros(4, dtype=torch.int64), Noise(0, torch.tensor([7, 8, 9, 10]))
-    targets = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
-    calls = []
-
-    def run(x, y, noise, target):
-        calls.append((noise.index.tolist(), target.tolist()))
-        result = untouched(x)
-        result.success[:] = target == 3
-        return result
-
-    merged = run_targets(x, y, noise, targets, [(0, run), (1, run)])
-    assert calls == [([7, 8, 9, 10], [1, 3, 5, 7]), ([7, 9, 10], [2, 6, 8])]
-    assert merged.queries.tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("threat", BALLS, ids=str)
@@ -126,5 +109,5 @@ def test_no_budget_no_change():
 @pytest.mark.parametrize("option", [{"steps": 0}, {"restarts": 0}, {"targets": 0}])
 def test_bad_options_are_refused(option):
     model, x, y = task()
-    with pytest.raises(InputError, match="steps, restarts and targets must be at least 1"):
-        multi_targeted(model, x, y, hf.Linf(0.1), **option)
+    with pytest.raises(InputError, match="expected an integer >= 1, got 0"):
+        hf.attack(model, x, y, hf.Linf(0.1), "multi-targeted", **option)

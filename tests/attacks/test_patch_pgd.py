@@ -183,10 +183,10 @@ def test_counts_are_exact():
 def test_bad_options_are_refused():
     model, shape = tiny_nets()["cnn"]
     x, y = images(2, shape, torch.float32), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(InputError, match="at least 1"):
-        patch_pgd(model, x, y, hf.Patch(2, 2), steps=0)
+    with pytest.raises(InputError, match="expected an integer >= 1, got 0"):
+        hf.attack(model, x, y, hf.Patch(2, 2), "patch-pgd", steps=0)
     with pytest.raises(InputError, match="Did you mean 'corners'"):
-        patch_pgd(model, x, y, hf.Patch(2, 2), locations="corner")
+        hf.attack(model, x, y, hf.Patch(2, 2), "patch-pgd", locations="corner")
     with pytest.raises(InputError, match="images of shape"):
         patch_pgd(model, x.flatten(1), y, hf.Patch(2, 2))
     with pytest.raises(InputError, match="does not fit"):

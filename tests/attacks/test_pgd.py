@@ -7,8 +7,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import cross_entropy, get_loss, margin
-from holdfast.attacks.pgd import perturb, pgd, steepest
-from holdfast.random import Noise
+from holdfast.attacks.pgd import pgd
 
 
 def linear(classes=2, size=9):
@@ -69,31 +68,6 @@ def test_the_default_step_is_two_and_a_half_budgets_over_the_steps():
         result = pgd(model, x, y, hf.Linf(0.1), steps=steps, random_start=False)
         assert result.gradients.tolist() == [needed]
         assert bool(result.success.all())
-
-
-def test_perturb_takes_all_steps_and_returns_the_last_iterate():
-    model, x, y = linear()
-    noise = Noise.for_batch(0, len(x))
-    with torch.enable_grad():
-        last = perturb(model, x, y, hf.Linf(0.1), noise=noise, steps=30, step_size=0.02)
-    assert not last.requires_grad
-    gradient = model.weight.detach()[1 - y] - model.weight.detach()[y]
-    assert torch.allclose(last, x + 0.1 * gradient.sign(), atol=1e-9)
-    assert model.weight.grad is None
-    assert model.weight.requires_grad
-
-
-def test_directions_have_norm_one():
-    x, g = torch.full((4, 3, 5), 0.5), torch.randn(4, 3, 5)
-    for threat in (hf.Linf(1.0), hf.L2(1.0), hf.L1(1.0), hf.Box(torch.rand(3, 5) + 0.1)):
-        direction = steepest(threat, g, x, 0.2)
-        assert torch.allclose(threat.distance(x + direction, x), torch.ones(4), atol=1e-5)
-        assert bool(((direction * g).flatten(1).sum(1) > 0).all())
-    for g in (torch.zeros(1, 4), torch.ones(1, 4)):
-        assert bool(torch.isfinite(steepest(hf.L2(1.0), g, g, 0.1)).all())
-    # an L1 step does not waste itself on values that cannot move
-    x = torch.tensor([[1.0, 0.5, 0.5]])
-    assert torch.equal(steepest(hf.L1(1.0), torch.tensor([[5.0, 1.0, 0.1]]), x, 0.0), torch.tensor([[0.0, 1.0, 0.0]]))
 
 
 def test_losses_equal_their_formulas():

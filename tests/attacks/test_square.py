@@ -249,4 +249,4 @@ def test_bad_options_are_refused(options):
     model = PlainLinear((1, 5, 5), 3)
     x, y = task(model, 2, (1, 5, 5))
     with pytest.raises(InputError, match=next(iter(options))):
-        square(model, x, y, hf.Linf(0.1), **options)
+        hf.attack(model, x, y, hf.Linf(0.1), "square", **options)

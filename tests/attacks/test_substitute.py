@@ -113,8 +113,8 @@ def test_options_and_data_are_checked():
     model, x = nn.Linear(6, 3).eval(), torch.rand(4, 6)
     y = model(x).argmax(1)
     for option, value in (("rounds", 0), ("steps", 0), ("epochs", 0), ("copies", -1)):
-        with pytest.raises(hf.InputError, match=f"{option} must be at least"):
-            substitute(model, x, y, THREAT, **{option: value})
+        with pytest.raises(hf.InputError, match=f"'{option}' .*: expected an integer >="):
+            hf.attack(model, x, y, THREAT, "substitute", **{option: value})
     with pytest.raises(hf.InputError, match=r"inputs of shape \(6,\) as x does, got \(5,\)"):
         substitute(model, x, y, THREAT, data=torch.rand(3, 5))
     with pytest.raises(hf.InputError, match="outside the valid range"):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import dropout, one_hot
 
 import holdfast as hf
-from holdfast.attacks.eot import mean_prediction
+from holdfast.attacks.core.chance import mean_prediction
 from holdfast.audits import load_audit
 from holdfast.audits.report.advice import next_steps
 from holdfast.audits.report.card import badge, model_card

@@ -6,7 +6,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.cli.commands import main
-from holdfast.training import folder as files
+from holdfast.utils.files import write_json
 
 TINY = {"epochs": 1, "validation": 0.95, "evaluate.count": 20, "evaluate.attack_steps": 2, "model.name": "linear"}
 
@@ -87,7 +87,7 @@ def test_another_comparison_needs_force_or_another_folder(holdfast, refused, tra
 
 
 def test_a_killed_comparison_says_how_to_go_on(holdfast, trained, tmp_path, monkeypatch):
-    write = files.write_json
+    write = write_json
 
     def stops(path, content):
         write(path, content)
@@ -95,7 +95,7 @@ def test_a_killed_comparison_says_how_to_go_on(holdfast, trained, tmp_path, monk
 
     run = ["compare", *trained, "--attack", "none", "--inputs", 10, "--out", "both"]
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_json", stops)
+        patch.setattr("holdfast.runs.compare.write_json", stops)
         code, _, err = holdfast(*run)
     assert (code, err) == (130, "stopped; finished batches are in both. Go on: same command\n")
     (stored,) = (tmp_path / "both" / "results").iterdir()

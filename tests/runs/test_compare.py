@@ -13,11 +13,12 @@ import torch
 from scipy.stats import binom
 
 import holdfast as hf
+from holdfast.data import Dataset
 from holdfast.runs.compare import Run, _best_epoch, compare, default_folder, method_text
 from holdfast.runs.compare_plot import FILES, Score
-from holdfast.utils.intervals import clopper_pearson
-from holdfast.data import Dataset
 from holdfast.training import folder as files
+from holdfast.utils.files import write_json, write_text
+from holdfast.utils.intervals import clopper_pearson
 from holdfast.utils.toml import write_toml
 
 module = import_module("holdfast.runs.compare")
@@ -52,8 +53,8 @@ def write_run(folder, shift=0.0, history=HISTORY, classes=2, **recipe):
         **recipe,
     }
     folder.mkdir(parents=True)
-    files.write_text(folder / files.RECIPE, write_toml({key: v for key, v in table.items() if v is not None}))
-    files.write_json(folder / files.RUN, {"data": "two-moons", "device": "cpu"})
+    write_text(folder / files.RECIPE, write_toml({key: v for key, v in table.items() if v is not None}))
+    write_json(folder / files.RUN, {"data": "two-moons", "device": "cpu"})
     files.write_history(folder, history)
     hf.save_model(moons_model(shift, classes), folder / files.MODEL)
     return folder
@@ -208,7 +209,7 @@ def test_results_are_stored_and_a_second_call_does_nothing_anew(runs, tmp_path):
 def test_a_killed_comparison_goes_on_where_it_stopped(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_BATCH", 4)
     whole = quick(runs, attack="cascade", inputs=10, out=tmp_path / "whole")
-    write, written = files.write_json, []
+    write, written = write_json, []
 
     def stops(path, content):
         write(path, content)
@@ -218,7 +219,7 @@ def test_a_killed_comparison_goes_on_where_it_stopped(runs, tmp_path, monkeypatc
 
     out = tmp_path / "killed"
     with monkeypatch.context() as patch:
-        patch.setattr(files, "write_json", stops)
+        patch.setattr("holdfast.runs.compare.write_json", stops)
         with pytest.raises(KeyboardInterrupt):
             quick(runs, attack="cascade", inputs=10, out=out)
     assert [path.name for path in out.iterdir()] == ["results"]
@@ -377,7 +378,7 @@ def test_data_that_the_recipe_cannot_name(tmp_path):
         quick([write_run(tmp_path / "toy", data="toy")])
     assert quick([write_run(tmp_path / "old", data=None)], inputs=2).data == "two-moons"  # run.json says so
     nameless = write_run(tmp_path / "nameless", data=None)
-    files.write_json(nameless / files.RUN, {})
+    write_json(nameless / files.RUN, {})
     with pytest.raises(hf.InputError, match="does not say what it was trained on"):
         quick([nameless])
 

@@ -10,7 +10,8 @@ from clock import within
 from holdfast import train
 from holdfast.errors import HoldfastError, InputError, StorageError
 from holdfast.training import folder as files
-from holdfast.training.recipe.recipe import load_recipe, to_table
+from holdfast.training.recipe.recipe import to_table
+from holdfast.training.recipe.sources import load_recipe
 
 SOON = 10.0
 VALUES = [
@@ -69,7 +70,7 @@ def test_hostile_values_of_a_recipe_are_refused_or_valid(name):
         ({"name": "ensemble", "members": 10**9}, "at most 20,000"),
         ({"name": "mlp", "hidden": [1] * 30_000}, "at most 20,000"),
         ({"name": "mlp", "hidden": [10**9, 10**9]}, "values; at most"),
-        ({"name": "mlp", "hidden": [[1]]}, "look at its options"),
+        ({"name": "mlp", "hidden": [[1]]}, r"expected an integer >= 1, got \[1\]"),
         ({"name": "mlp", "depth": 3}, "has no option 'depth'"),
     ],
 )

@@ -12,11 +12,15 @@ from contexts import make_context
 from holdfast import InputError, Linf
 from holdfast.training import train
 from holdfast.training.context import Parts
-from holdfast.training.objectives import alp, mart, standard, trades
-from holdfast.training.objectives.at import adversarial
+from holdfast.training.objectives.alp import alp
+from holdfast.training.objectives.at import at
+from holdfast.training.objectives.mart import mart
+from holdfast.training.objectives.standard import standard
+from holdfast.training.objectives.trades import trades
 from holdfast.training.perturb_weights import awp, awp_top, sam
-from holdfast.training.regularizers import s2o, trh
-from holdfast.training.regularizers.grad_align import gradient_alignment
+from holdfast.training.regularizers.grad_align import grad_align
+from holdfast.training.regularizers.s2o import s2o
+from holdfast.training.regularizers.trh import trh
 
 MOVES = {"awp": awp, "awp-top": awp_top, "sam": sam}
 
@@ -128,7 +132,7 @@ def test_frozen_weights_stay(problem):
 
 
 @pytest.mark.parametrize("name", MOVES)
-@pytest.mark.parametrize("objective", [standard, adversarial, trades, alp, mart])
+@pytest.mark.parametrize("objective", [standard, at, trades, alp, mart])
 def test_the_gradient_of_the_step_is_that_at_the_moved_weights(problem, name, objective):
     """By hand: ascend on a copy, take the gradient there."""
     model, x, y = problem
@@ -159,7 +163,7 @@ def test_the_gradient_of_the_step_is_that_at_the_moved_weights(problem, name, ob
     assert all(torch.equal(p, start[key]) for key, p in model.named_parameters())
 
 
-@pytest.mark.parametrize("regularizer", [partial(trh, weight=0.1), partial(s2o), partial(gradient_alignment)])
+@pytest.mark.parametrize("regularizer", [partial(trh, weight=0.1), partial(s2o), partial(grad_align)])
 def test_regularisers_are_taken_at_the_moved_weights_too(problem, regularizer):
     model, x, y = problem
     model.eval()
@@ -186,7 +190,7 @@ def test_batch_norm_sees_each_batch_once(problem, name):
     model, x, y = problem
     before = values(model.state_dict())
     parts = Parts(attack=lambda *_: x, top="3", perturb_weights=MOVES[name])
-    adversarial(model, x, y, make_context(x, Linf(0.1), parts))
+    at(model, x, y, make_context(x, Linf(0.1), parts))
     assert model[1].num_batches_tracked == before["1.num_batches_tracked"] + 1
     hidden = model[0](x)  # close to what batch norm saw: the first layer has moved by half a per cent
     expected = 0.9 * before["1.running_mean"] + 0.1 * hidden.mean(0)

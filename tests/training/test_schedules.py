@@ -1,3 +1,6 @@
+""""""
+
+import itertools
 import math
 
 import pytest
@@ -6,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast import L1, L2, InputError, Linf, Patch
 from holdfast.training import schedules
-from holdfast.training.schedules import BUDGETS, LEARNING_RATES, warm_up, with_budget
+from holdfast.training.schedules import BUDGETS, LEARNING_RATES, linear_rise, smooth_rise, warm_up, with_budget
 
 OPTIONS = {
     "constant": {},
@@ -90,3 +93,13 @@ def test_a_smooth_rise_is_a_power_and_then_a_line_that_ends_at_one():
     """c (m^4 + 4 m^3 (1 - m)) = 1 for m = 1/4: c = 256 / 13."""
     rise = [schedules.smooth_rise(t, 8, end=8, middle=0.25, power=4.0) for t in (0, 1, 2, 4, 8)]
     assert rise == pytest.approx([0.0, 1 / 16 / 13, 1 / 13, 5 / 13, 1.0])
+
+
+def test_the_smooth_rise_is_continuous_and_ends_at_its_final_value() -> None:
+    values = [smooth_rise(t / 100, 10, end=8, start=1, final=1.5) for t in range(1001)]
+    assert values[100] == 0
+    assert values[800] == values[-1] == 1.5
+    assert values == sorted(values)
+    jumps = [b - a for a, b in itertools.pairwise(values)]
+    assert max(jumps) < 0.004
+    assert linear_rise(4, 8, final=2.0) == 1.0

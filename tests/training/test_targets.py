@@ -11,10 +11,11 @@ from torch.nn.functional import cross_entropy, one_hot
 from contexts import make_context
 from holdfast import Linf
 from holdfast.training import train
-from holdfast.training.attack import pgd
+from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Parts
-from holdfast.training.objectives import standard, trades
-from holdfast.training.objectives.at import adversarial
+from holdfast.training.objectives.at import at
+from holdfast.training.objectives.standard import standard
+from holdfast.training.objectives.trades import trades
 from holdfast.training.outputs import Output
 from holdfast.training.step import Target, divergence
 from holdfast.training.targets import adaptive, geometry, self_adaptive, smooth
@@ -203,7 +204,7 @@ def test_geometry_weighs_by_the_attack_of_the_same_step():
     torch.manual_seed(0)
     model, x = nn.Linear(5, 3), torch.rand(4, 5)
     context = make_context(4, Linf(0.3), Parts(attack=partial(pgd, steps=4), targets=partial(geometry, start=0)))
-    loss, metrics = adversarial(model, x, Y, context)
+    loss, metrics = at(model, x, Y, context)
     kappa = context.notes["kappa"]
     assert len(set(kappa.tolist())) > 1
     assert float(metrics["kappa"]) == pytest.approx(kappa.mean().item())

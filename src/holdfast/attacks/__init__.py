@@ -6,17 +6,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks import apgd as apgd_forms  # noqa: F401  (registers the methods)
-from holdfast.attacks import autoattack, cascade, fgsm, hopskipjump, pgd, spsa, square, substitute  # noqa: F401  (registers the methods)
-from holdfast.attacks import multi_targeted as multitargeted  # noqa: F401  (registers the methods)
-from holdfast.attacks import patch_pgd as patch  # noqa: F401  (registers the methods)
-from holdfast.attacks import sparse_pgd as sparse  # noqa: F401  (registers the methods)
+from holdfast.attacks import (  # noqa: F401  (registers the methods)
+    apgd,
+    autoattack,
+    cascade,
+    cw,
+    ddn,
+    deepfool,
+    eot,
+    fab,
+    fgsm,
+    fmn,
+    hopskipjump,
+    multi_targeted,
+    nes,
+    patch_pgd,
+    pgd,
+    sparse_pgd,
+    sparse_rs,
+    spsa,
+    square,
+    substitute,
+)
+from holdfast.attacks.core.batches import concatenate, noise_for
 from holdfast.attacks.core.bpda import StraightThrough
+from holdfast.attacks.core.chance import is_stochastic, mean_prediction, seeded
 from holdfast.attacks.core.losses import margin
-from holdfast.attacks.core.nearest import Nearest, nearest
+from holdfast.attacks.core.minimum_norm import Nearest
+from holdfast.attacks.core.nearest import nearest
 from holdfast.attacks.core.stages import run_stages
+from holdfast.attacks.core.survivors import broken_by
 from holdfast.attacks.core.transfer import transfer_matrix
-from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
 from holdfast.checks import check_task
 from holdfast.errors import HoldfastError, InputError, UnsupportedError
 from holdfast.random import Noise
@@ -42,9 +62,9 @@ def attack(
     chunk: int = 256,
     **options: Any,
 ) -> AttackResult:
-    """Looks for an input of the threat set that the model does not classify as `y`.
+    """Look for an input of the threat set that the model does not classify as `y`.
 
-    Inputs that are wrong to begin with count as broken, by "clean", and are left alone. Every example is checked
+    Inputs that are wrong to begin with count as broken, by "clean", and are not attacked. Every example is checked
     before it is returned: it lies in the threat set and the model misclassifies it.
 
     Args:
@@ -56,7 +76,7 @@ def attack(
         index: identity of each input, shape (B,); its random numbers follow from it, so that the answer does not depend
             on the batch. Positions in the batch if none is given.
         chunk: inputs worked on at a time; memory grows with it, the answer does not change.
-        **options: of the method, such as steps=. A method with the option `data` learns from x if none are given.
+        **options: options of the method, such as steps=. A method with the option `data` learns from x by default.
 
     Example:
         >>> import holdfast as hf
@@ -83,35 +103,27 @@ def attack(
         logits = mean_prediction(model, x, VOTES, seed)
     if "data" in entry.options and options.get("data") is None:
         options["data"] = x.detach()  # all of it: the answer must not depend on the chunks
-    noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
-    if len(noise) != len(x):
-        raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")
+    noise = noise_for(x, seed, index)
 
     def clean(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         wrong = logits.argmax(1) != y
         once = torch.ones(len(x), dtype=torch.int64, device=x.device)
-        return AttackResult(x, wrong, tuple("clean" if w else "" for w in wrong.tolist()), 0 * once, once)
+        return AttackResult(x, wrong, broken_by("clean", wrong), 0 * once, once)
 
     def chunked(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
-        parts = [
+        parts: list[AttackResult] = [
             entry.function(model, x[i : i + chunk], y[i : i + chunk], threat, noise=noise[i : i + chunk], **options)
             for i in range(0, len(x), chunk)
         ]
-        return _concatenate(parts)
+        return concatenate(parts)
 
     result = run_stages(x.detach(), y, noise, [clean, chunked])
     _check_inside(x, threat, result)
     return result if by_chance else _verified(model, x, y, result, chunk)
 
 
-def _concatenate(parts: list[AttackResult]) -> AttackResult:
-    fields = (torch.cat([getattr(p, name) for p in parts]) for name in ("x_adv", "success", "gradients", "queries"))
-    x_adv, success, gradients, queries = fields
-    return AttackResult(x_adv, success, tuple(name for p in parts for name in p.by), gradients, queries)
-
-
 def _check_inside(x: Tensor, threat: Threat, result: AttackResult) -> None:
-    """No point leaves unchecked: an attack that leaves the threat set has a bug."""
+    """Check every point: an attack that leaves the threat set has a bug."""
     outside = ~threat.contains(result.x_adv, x)
     if bool(outside.any()):
         raise HoldfastError(
@@ -122,7 +134,7 @@ def _check_inside(x: Tensor, threat: Threat, result: AttackResult) -> None:
 
 @torch.no_grad()
 def _verified(model: nn.Module, x: Tensor, y: Tensor, result: AttackResult, chunk: int) -> AttackResult:
-    """No success leaves unchecked: it is misclassified when evaluated again.
+    """Check every success: it must be misclassified when evaluated again.
 
     A success whose margin is within float rounding may tip over in another batch; it is taken back. Any other success
     that does not repeat means that the model is not a function of its input.

@@ -6,16 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import BALLS
 from holdfast.attacks.core.auto_pgd import auto_pgd
 from holdfast.attacks.core.losses import cross_entropy, dlr, likely_targets, targeted_dlr
-from holdfast.attacks.core.stages import run_stages
-from holdfast.attacks.multi_targeted import run_targets
-from holdfast.attacks.pgd import BALLS
-from holdfast.errors import InputError
+from holdfast.attacks.core.stages import run_restarts, run_targets
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
+from holdfast.utils.options import Count
 
 _REFERENCE = (
     "Croce and Hein, Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free "
@@ -26,15 +25,12 @@ _REFERENCE = (
 def _untargeted(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise | None, restarts: int, **options: Any
 ) -> AttackResult:
-    if restarts < 1:
-        raise InputError(f"restarts must be at least 1, got {restarts}")
-
     def run(restart: int, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         x_start = threat.random_start(x, noise.fork(restart))
         return auto_pgd(model, x, y, threat, x_start, **options)
 
     noise = noise or Noise.for_batch(0, len(x), x.device)
-    return run_stages(x, y, noise, [partial(run, restart) for restart in range(restarts)])
+    return run_restarts(x, y, noise, restarts, run)
 
 
 @register(
@@ -53,11 +49,11 @@ def apgd_ce(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    steps: int = 100,
-    restarts: int = 1,
-    samples: int = 1,
+    steps: Count = 100,
+    restarts: Count = 1,
+    samples: Count = 1,
 ) -> AttackResult:
-    """Auto-PGD on the cross-entropy, from a random point; restarts run on the survivors alone.
+    """Run Auto-PGD on the cross-entropy, from a random point; restarts run on the survivors only.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
@@ -88,11 +84,11 @@ def apgd_dlr(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    steps: int = 100,
-    restarts: int = 1,
-    samples: int = 1,
+    steps: Count = 100,
+    restarts: Count = 1,
+    samples: Count = 1,
 ) -> AttackResult:
-    """Auto-PGD on the difference of logits ratio (`losses.dlr`); arguments as for `apgd-ce`."""
+    """Run Auto-PGD on the difference of logits ratio (`losses.dlr`); arguments as for `apgd-ce`."""
     options = {"loss": dlr, "steps": steps, "samples": samples, "name": "apgd-dlr"}
     return _untargeted(model, x, y, threat, noise, restarts, **options)
 
@@ -113,17 +109,15 @@ def apgd_t(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    steps: int = 100,
-    restarts: int = 1,
-    targets: int = 9,
-    samples: int = 1,
+    steps: Count = 100,
+    restarts: Count = 1,
+    targets: Count = 9,
+    samples: Count = 1,
 ) -> AttackResult:
-    """Auto-PGD towards each of the `targets` classes with the highest clean logits, on the survivors of those before.
+    """Run Auto-PGD towards each of the `targets` classes with the highest clean logits, each on the survivors so far.
 
     Arguments as for `apgd-ce`; `restarts` runs for each target. K classes have at most K - 1 targets.
     """
-    if restarts < 1 or targets < 1:
-        raise InputError(f"restarts and targets must be at least 1, got {restarts} and {targets}")
     noise = noise or Noise.for_batch(0, len(x), x.device)
     ranked = likely_targets(model(x), y, targets)
 

@@ -2,25 +2,26 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.apgd import apgd_ce, apgd_dlr, apgd_t
+from holdfast.attacks.core.chance import is_stochastic, mean_prediction, seeded
 from holdfast.attacks.core.stages import Stage, run_stages
-from holdfast.attacks.eot import is_stochastic, mean_prediction, seeded
 from holdfast.attacks.fab import fab, fab_t
 from holdfast.attacks.fast.fold import folded
 from holdfast.attacks.square import square
-from holdfast.errors import InputError, did_you_mean
+from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
+Version = Literal["standard", "plus", "rand"]
 Member = tuple[Any, dict[str, int]]
-VERSIONS: dict[str, list[Member]] = {
+VERSIONS: dict[Version, list[Member]] = {
     "standard": [(apgd_ce, {}), (apgd_t, {}), (fab_t, {}), (square, {})],
     "plus": [
         (apgd_ce, {"restarts": 5}),
@@ -56,9 +57,9 @@ def autoattack(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    version: str = "standard",
+    version: Version = "standard",
 ) -> AttackResult:
-    """The members of a version in the published order and with the published budget; `by` says which one succeeded.
+    """Run the members of a version in the published order and with the published budget; `by` names the successful one.
 
     "standard" is what tables report; `cascade` reaches the same figures in a fraction of the time where the gradients
     can be trusted. "plus" adds restarts and the untargeted forms. "rand" is for models that draw random numbers: it
@@ -71,8 +72,6 @@ def autoattack(
         noise: source of all random choices; seed 0 for inputs 0 ... B-1 if none is given.
         version: "standard", "plus" or "rand".
     """
-    if version not in VERSIONS:
-        raise InputError(f"unknown version '{version}' of AutoAttack. " + did_you_mean(version, VERSIONS))
     noise = noise or Noise.for_batch(0, len(x), x.device)
     if version == "rand":
         return random_model(model, x, y, threat, noise)

@@ -8,21 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.autoattack import VOTES, autoattack, random_model
+from holdfast.attacks.core.ascent import BALLS
 from holdfast.attacks.core.auto_pgd import auto_pgd
+from holdfast.attacks.core.chance import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.core.gradients import answer, frozen, input_gradient, look
 from holdfast.attacks.core.losses import cross_entropy, likely_targets, margin, targeted_margin
 from holdfast.attacks.core.stages import Stage, run_part, run_stages
-from holdfast.attacks.eot import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.patch_pgd import patch_pgd
-from holdfast.attacks.pgd import BALLS
-from holdfast.attacks.sparse_pgd import sparse_pgd, sparse_rs
+from holdfast.attacks.sparse_pgd import sparse_pgd
+from holdfast.attacks.sparse_rs import sparse_rs
 from holdfast.attacks.square import square
 from holdfast.attacks.substitute import substitute
-from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Box, Patch, Sparse, Threat
+from holdfast.utils.options import Count
 
 SHORT = 100
 """Queries of the random search that every survivor gets."""
@@ -53,14 +54,14 @@ def cascade(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    steps: int = 20,
-    targets: int = 9,
-    queries: int = 1000,
+    steps: Count = 20,
+    targets: Count = 9,
+    queries: Count = 1000,
     data: Tensor | None = None,
 ) -> AttackResult:
-    """The strength of AutoAttack in a fraction of its time, where the gradients can be trusted.
+    """Reach the strength of AutoAttack in a fraction of its time, if the gradients can be trusted.
 
-    Stages, each on the survivors of those before: Auto-PGD on the cross-entropy; on the margin; on z_t - z_y towards
+    Stages, each on the survivors so far: Auto-PGD on the cross-entropy; on the margin; on z_t - z_y towards
     the classes t that are likeliest at the best point so far; a short random search (Square) and then, where the margin
     has come down to less than 40 % of the clean one, a long one; from the end of both, Auto-PGD goes on: the search
     crosses flat ground that gradients do not, and the gradients finish what it began. Left out, compared with
@@ -76,13 +77,11 @@ def cascade(
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: what the adversary may do.
         noise: source of all random choices; seed 0 for inputs 0 ... B-1 if none is given.
-        steps: of each run of Auto-PGD.
+        steps: gradient steps of each run of Auto-PGD.
         targets: classes to aim at.
-        queries: of the long random search.
+        queries: most queries of the long random search.
         data: inputs that `substitute` may learn from; x if none are given.
     """
-    if steps < 1 or targets < 1 or queries < 1:
-        raise InputError(f"steps, targets and queries must be at least 1, got {steps}, {targets} and {queries}")
     noise = noise or Noise.for_batch(0, len(x), x.device)
     by_chance = is_stochastic(model, x)
     run: Callable[..., AttackResult]
@@ -184,7 +183,7 @@ def _of_balls(
 def _of_pixels(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise, *, data: Tensor | None
 ) -> AttackResult:
-    """Patches, or sparse changes: by gradient, the latter by random search too; a stand-in where gradients vanish."""
+    """Attack by patches, or by sparse changes, also with random search; by a stand-in if gradients vanish."""
 
     def patched(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         return patch_pgd(model, x, y, threat, noise=noise)
@@ -211,7 +210,7 @@ def _of_pixels(
 def _by_queries(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise, *, data: Tensor | None
 ) -> AttackResult:
-    """For a model without gradients: a stand-in, then random search where there is one for the threat."""
+    """Attack a model without gradients: by a stand-in, then by random search if the threat has one."""
 
     def learned(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         return substitute(model, x, y, threat, noise=noise.fork(6), data=data)
@@ -226,7 +225,7 @@ def _by_queries(
 def _of_chance(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise, *, data: Tensor | None
 ) -> AttackResult:
-    """A random model under Lp balls and boxes: AutoAttack's version for it; a stand-in where gradients vanish."""
+    """Attack a random model in Lp balls and boxes by AutoAttack's version "rand", or by a stand-in."""
     steady, by_queries = Steady(model, DRAWS, noise.seed), partial(_by_queries, data=data)
 
     def averaged(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
@@ -247,7 +246,7 @@ def _of_chance(
 def _steadied(
     run: Callable[..., AttackResult], model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise
 ) -> AttackResult:
-    """`run` on the mean of a few fixed draws of a random model; fresh draws confirm what it finds."""
+    """Call `run` on the mean of a few fixed draws of a random model; fresh draws confirm what it finds."""
     found = run(Steady(model, DRAWS, noise.seed), x, y, threat, noise)
     fooled = found.success & (mean_prediction(model, found.x_adv, VOTES, noise.seed + 1).argmax(1) != y)
     by = tuple(name if f else "" for name, f in zip(found.by, fooled.tolist(), strict=True))

@@ -12,20 +12,11 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import margin
-from holdfast.attacks.core.minimum_norm import (
-    Nearest,
-    Search,
-    check_handled,
-    line_search,
-    per_input,
-    project_closest,
-    within,
-)
-from holdfast.errors import InputError
+from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, in_threat, line_search, per_input
+from holdfast.attacks.core.planes import project_closest
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
-from holdfast.results import AttackResult
-from holdfast.threats import Threat
+from holdfast.utils.options import Count, NotNegative, Positive, Whole
 
 NORMS = ("linf", "l2")
 SEGMENT = 6
@@ -71,7 +62,7 @@ def _round_l2(
         return torch.atanh((x - middle) / half * (1 - 1e-6))  # pixels at the very ends of the range have no finite u
 
     u = variable(search.x)
-    size = _step_size(search, variable(search.closest[search.row]) - u, lr, relative)
+    size = _step_size(search, variable(search.x_adv[search.row]) - u, lr, relative)
     m, v, c = torch.zeros_like(u), torch.zeros_like(u), c[search.row]
     reached = torch.zeros(len(search.all_x), dtype=torch.bool, device=u.device)
     for step in range(steps):
@@ -82,7 +73,7 @@ def _round_l2(
         gradient = (2 * (x_adv - search.x) + per_input(c, u) * slope) * half * (1 - t.square())
         move, m, v = _adam(gradient, m, v, step, size)
         u, m, v, c, size = search.leave(u + move, m, v, c, size)
-        if not bool(search.going.any()):
+        if search.over:
             break
     return reached
 
@@ -92,10 +83,10 @@ def _round_linf(
 ) -> Tensor:
     """Minimises c f + sum_i max(|d_i| - tau, 0) over d, from the closest point on; (B,) bool: did f reach -kappa?
 
-    The penalty bears on all values that are too large, not on the largest alone. tau is 0.9 of the closest distance,
+    The penalty bears on all values that are too large, not only on the largest. tau is 0.9 of the closest distance,
     and so shrinks with each success.
     """
-    x_adv, c = search.closest[search.row], c[search.row]
+    x_adv, c = search.x_adv[search.row], c[search.row]
     size = _step_size(search, x_adv - search.x, lr, relative)
     m, v = torch.zeros_like(x_adv), torch.zeros_like(x_adv)
     reached = torch.zeros(len(search.all_x), dtype=torch.bool, device=x_adv.device)
@@ -107,7 +98,7 @@ def _round_linf(
         gradient = per_input(c, d) * slope + d.sign() * (d.abs() > per_input(tau, d))
         move, m, v = _adam(gradient, m, v, step, size)
         x_adv, m, v, c, size = search.leave(search.clip(x_adv + move), m, v, c, size)
-        if not bool(search.going.any()):
+        if search.over:
             break
     return reached
 
@@ -123,27 +114,39 @@ def cw_nearest(
     *,
     noise: Noise | None = None,
     goal: float = 0.0,
-    steps: int = 100,
-    lr: float = 0.1,
-    relative: float | None = 0.1,
-    rounds: int = 9,
-    c: float = 1e-3,
-    kappa: float = 0.0,
-    polish: int = 2,
-    targets: int = 4,
+    steps: Count = 100,
+    lr: Positive = 0.1,
+    relative: Positive | None = 0.1,
+    rounds: Count = 9,
+    c: Positive = 1e-3,
+    kappa: NotNegative = 0.0,
+    polish: Whole = 2,
+    targets: Count = 4,
 ) -> Nearest:
-    """The closest misclassified point of all rounds; see `cw`. An input is done within `goal`."""
+    """Minimise norm + c max(z_y - max_{j != y} z_j, -kappa); each input has a c of its own.
+
+    L2: in the variable u of x_adv = middle + half tanh(u), with c grown tenfold until it succeeds, then bisected.
+    Linf: the norm is sum_i max(|d_i| - tau, 0), where tau shrinks with each success; c grows while nothing is found.
+    Slow: steps * rounds gradients and a few more. `fmn` and `fab` find close points for less.
+    The attack of the paper, as it is used most: lr=0.01, relative=None, polish=0.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        norm: "l2" or "linf".  low, high: valid range of the input values.
+        noise: not used.
+        goal: an input is done once a misclassified point within this distance is known.
+        steps: steps of Adam in each round.
+        lr: Adam's step size, in the variable u for L2 and in the input's unit for Linf.
+        relative: once a point is known, steps are at most this share of the largest value of its move. None: no limit.
+        rounds: values of c that are tried.
+        c: the first of them.
+        kappa: margin that is aimed at; the closest misclassified point is kept whatever its margin.
+        polish: rounds that project x onto the boundary as linearised at the closest point. 0: none.
+        targets: classes whose boundaries such a round tries, one gradient for each.
+    """
     del noise  # deterministic; taken so that every attack can be called in the same way
     check_handled(norm, "cw", NORMS)
-    if steps < 1 or rounds < 1 or not lr > 0 or not c > 0 or kappa < 0:
-        raise InputError(
-            "CW needs steps >= 1, rounds >= 1, lr > 0, c > 0 and kappa >= 0, "
-            f"got {steps}, {rounds}, {lr}, {c} and {kappa}"
-        )
-    if (relative is not None and not relative > 0) or polish < 0 or targets < 1:
-        raise InputError(
-            f"CW needs relative > 0 or None, polish >= 0 and targets >= 1, got {relative}, {polish} and {targets}"
-        )
     search = Search(x, y, norm, low, high, goal)
     weight = x.new_full((len(x),), c)
     lower, upper = torch.zeros_like(weight), torch.full_like(weight, torch.inf)
@@ -167,70 +170,15 @@ def cw_nearest(
         if polish > 0:
             line_search(model, search, steps=SEGMENT, name="cw")
             project_closest(model, search, rounds=polish, targets=targets, name="cw")
-    return search.result()
+    return search.closest()
 
 
-@register(
+cw = register(
     Attack(
         "cw",
         summary="norm plus c times a hinge on the margin, minimised by Adam, with a search for c",
         threats=NORMS,
+        nearest=cw_nearest,
         reference="Carlini and Wagner, Towards evaluating the robustness of neural networks, 2017",
     )
-)
-def cw(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    steps: int = 100,
-    lr: float = 0.1,
-    relative: float | None = 0.1,
-    rounds: int = 9,
-    c: float = 1e-3,
-    kappa: float = 0.0,
-    polish: int = 2,
-    targets: int = 4,
-) -> AttackResult:
-    """Minimises norm + c max(z_y - max_{j != y} z_j, -kappa); each input has a c of its own.
-
-    L2: in the variable u of x_adv = middle + half tanh(u), with c grown tenfold until it succeeds, then bisected.
-    Linf: the norm is sum_i max(|d_i| - tau, 0), where tau shrinks with each success; c grows while nothing is found.
-    Slow: steps * rounds gradients and a few more. `fmn` and `fab` find close points for less.
-    The attack of the paper, as it is used most: lr=0.01, relative=None, polish=0.
-
-    Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: an L2 or Linf ball.
-        noise: not used.
-        steps: of Adam, in each round.
-        lr: Adam's step size, in the variable u for L2 and in the input's unit for Linf.
-        relative: once a point is known, steps are at most this share of the largest value of its move. None: no limit.
-        rounds: values of c that are tried.
-        c: the first of them.
-        kappa: margin that is aimed at; the closest misclassified point is kept whatever its margin.
-        polish: rounds that project x onto the boundary as linearised at the closest point. 0: none.
-        targets: classes whose boundaries such a round tries, one gradient for each.
-    """
-    found = cw_nearest(
-        model,
-        x,
-        y,
-        threat.name,
-        threat.low,
-        threat.high,
-        noise=noise,
-        goal=threat.budget,
-        steps=steps,
-        lr=lr,
-        relative=relative,
-        rounds=rounds,
-        c=c,
-        kappa=kappa,
-        polish=polish,
-        targets=targets,
-    )
-    return within(model, x, y, threat, found, "cw")
+)(in_threat("cw", cw_nearest))

@@ -5,20 +5,11 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.losses import likely_targets
-from holdfast.attacks.core.minimum_norm import (
-    Nearest,
-    Search,
-    check_handled,
-    dual_norm_of,
-    nearest_plane,
-    per_input,
-    within,
-)
-from holdfast.errors import InputError
+from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, dual_norm_of, in_threat, per_input
+from holdfast.attacks.core.planes import nearest_plane
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
-from holdfast.results import AttackResult
-from holdfast.threats import Threat
+from holdfast.utils.options import Count, NotNegative
 
 NORMS = ("linf", "l2")
 
@@ -33,24 +24,35 @@ def deepfool_nearest(
     high: float = 1.0,
     *,
     noise: Noise | None = None,
-    steps: int = 50,
-    overshoot: float = 0.02,
-    candidates: int = 10,
+    goal: float = 0.0,
+    steps: Count = 50,
+    overshoot: NotNegative = 0.02,
+    candidates: Count = 10,
 ) -> Nearest:
-    """The first misclassified point on DeepFool's path; see `deepfool`."""
-    del noise  # deterministic; taken so that every attack can be called in the same way
+    """Add up the moves r onto the nearest boundary, as linearised at x_t = x + (1 + overshoot) r, till one is crossed.
+
+    Fast and rough: the first point found is kept, and ends the run. `fab` and `fmn` go on to closer ones.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        norm: "l2" or "linf".  low, high: valid range of the input values.
+        noise, goal: not used; any misclassified point ends the path.
+        steps: most steps that are taken.
+        overshoot: relative overshoot, to get across the boundary.
+        candidates: boundaries to the classes of highest clean logit that are looked at.
+    """
+    del (
+        noise,
+        goal,
+    )  # deterministic, and the first point is kept; taken so that every attack can be called in the same way
     check_handled(norm, "deepfool", NORMS)
-    if steps < 1 or candidates < 1 or overshoot < 0:
-        raise InputError(
-            f"steps and candidates must be at least 1 and overshoot at least 0, got {steps}, {candidates}, {overshoot}"
-        )
-    # Any misclassified point is close enough: the path ends there.
     search = Search(x, y, norm, low, high, goal=torch.finfo(x.dtype).max)
     with frozen(model):
         logits = model(x)
         search.note(x, logits)
         if not search.start("deepfool"):
-            return search.result()
+            return search.closest()
         classes = likely_targets(logits[search.row], search.y, candidates)
         x_t, r = search.x, torch.zeros_like(search.x)
         for _ in range(steps):
@@ -59,10 +61,10 @@ def deepfool_nearest(
             r = r + _least_move(w, value, norm)
             x_t = search.clip(search.x + (1 + overshoot) * r)
             search.note(x_t, model(x_t))
-            if not bool(search.going.any()):
+            if search.over:
                 break
             x_t, r, classes = search.leave(x_t, r, classes)
-    return search.result()
+    return search.closest()
 
 
 def _least_move(w: Tensor, value: Tensor, norm: str) -> Tensor:
@@ -73,49 +75,13 @@ def _least_move(w: Tensor, value: Tensor, norm: str) -> Tensor:
     return distance * (w / per_input(size, w) if norm == "l2" else w.sign())
 
 
-@register(
+deepfool = register(
     Attack(
         "deepfool",
         summary="steps onto the nearest linearised boundary until the class changes",
         threats=NORMS,
+        nearest=deepfool_nearest,
         reference="Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural "
         "networks, 2016",
     )
-)
-def deepfool(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    steps: int = 50,
-    overshoot: float = 0.02,
-    candidates: int = 10,
-) -> AttackResult:
-    """Adds up the moves r onto the nearest boundary, as linearised at x_t = x + (1 + overshoot) r, till one is crossed.
-
-    Fast and rough: the first point found is kept, and ends the run. `fab` and `fmn` go on to closer ones.
-
-    Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: an L2 or Linf ball.
-        noise: not used.
-        steps: at most.
-        overshoot: relative, to get across the boundary.
-        candidates: boundaries to the classes of highest clean logit that are looked at.
-    """
-    found = deepfool_nearest(
-        model,
-        x,
-        y,
-        threat.name,
-        threat.low,
-        threat.high,
-        noise=noise,
-        steps=steps,
-        overshoot=overshoot,
-        candidates=candidates,
-    )
-    return within(model, x, y, threat, found, "deepfool")
+)(in_threat("deepfool", deepfool_nearest))

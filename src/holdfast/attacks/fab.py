@@ -4,28 +4,20 @@ Each step linearises the boundary at x_t, projects both x_t and the input x onto
 mean of the two projections, biased towards the one of x the closer that one is.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.hyperplane import move_to_hyperplane
 from holdfast.attacks.core.losses import likely_targets
-from holdfast.attacks.core.minimum_norm import (
-    BALLS,
-    Nearest,
-    Search,
-    line_search,
-    nearest_plane,
-    norm_of,
-    other_classes,
-    per_input,
-    within,
-)
+from holdfast.attacks.core.minimum_norm import BALLS, Nearest, Search, in_threat, line_search, norm_of, per_input
+from holdfast.attacks.core.planes import nearest_plane, other_classes
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
-from holdfast.results import AttackResult
-from holdfast.threats import Threat
+from holdfast.utils.options import Count, Factor, Inside, Unit, Whole
 
 MOST_CLASSES = 100
 _REFERENCE = "Croce and Hein, Minimally distorted adversarial examples with a fast adaptive boundary attack, 2020"
@@ -34,46 +26,52 @@ _CACHED = 2**18  # values of one tensor in a step, of which a dozen should stay 
 _RADIUS = {"linf": 0.3, "l2": 1.0, "l1": 5.0}
 
 
+@dataclass(frozen=True)
+class Walk:
+    """How a run goes: its steps, the largest weight of the step from x, the overshoot and the way back; see `fab`."""
+
+    steps: int
+    alpha_max: float = 0.1
+    eta: float = 1.05
+    beta: float = 0.9
+
+
 def run_fab(
     model: nn.Module,
     search: Search,
     x_t: Tensor,
     classes: Tensor,
-    *,
-    steps: int,
-    alpha_max: float,
-    eta: float,
-    beta: float,
+    walk: Walk,
 ) -> None:
     """One run from x_t (R, ...) on the inputs of `search`, towards the nearest boundary to one of `classes` (R, C).
 
     Departs from the paper: a misclassified x_t is linearised where it is, not after the backward step.
     """
-    for _ in range(steps):
+    for _ in range(walk.steps):
         w, value, logits = nearest_plane(model, x_t, search.y, classes, search.norm)
         wrong = search.note(x_t, logits, gradients=classes.shape[1], queries=classes.shape[1])
-        if not bool(search.going.any()):
+        if search.over:
             return
         x_t, classes, w, value, wrong = search.leave(x_t, classes, w, value, wrong)
         b = (w * x_t).flatten(1).sum(1) - value
         # The plane at the misclassified point serves for the step from behind it too: it lies closer to the boundary
         # than the point that the backward step goes to, and saves the forward pass of a separate check.
-        back = 1 - (1 - beta) * wrong.to(x_t.dtype)
+        back = 1 - (1 - walk.beta) * wrong.to(x_t.dtype)
         x_t = search.x + per_input(back, x_t) * (x_t - search.x)
         rows = max(1, _CACHED // max(1, x_t[0].numel()))
         parts = zip(*(t.split(rows) for t in (search.x, x_t, w, b)), strict=True)
-        x_t = torch.cat([_step(search, *part, alpha_max=alpha_max, eta=eta) for part in parts])
+        x_t = torch.cat([_step(search, *part, walk=walk) for part in parts])
     search.note(x_t, model(x_t))
 
 
-def _step(search: Search, x: Tensor, x_t: Tensor, w: Tensor, b: Tensor, *, alpha_max: float, eta: float) -> Tensor:
+def _step(search: Search, x: Tensor, x_t: Tensor, w: Tensor, b: Tensor, *, walk: Walk) -> Tensor:
     """(1 - alpha) (x_t + eta d_t) + alpha (x + eta d), where d_t and d take x_t and x onto the plane <w, .> = b."""
     pair = torch.stack([x_t.flatten(1), x.flatten(1)])
     moves = move_to_hyperplane(pair, w.flatten(1), b, search.norm, search.low, search.high)
     d_t, d = moves.view(2, *x_t.shape)
     size_t, size = (norm_of(m, search.norm).clamp(min=1e-8) for m in (d_t, d))
-    alpha = per_input((size_t / (size_t + size)).clamp(max=alpha_max), x_t)
-    return search.clip((1 - alpha) * (x_t + eta * d_t) + alpha * (x + eta * d))
+    alpha = per_input((size_t / (size_t + size)).clamp(max=walk.alpha_max), x_t)
+    return search.clip((1 - alpha) * (x_t + walk.eta * d_t) + alpha * (x + walk.eta * d))
 
 
 def _start(search: Search, noise: Noise, restart: int) -> Tensor:
@@ -87,15 +85,6 @@ def _start(search: Search, noise: Noise, restart: int) -> Tensor:
     return search.clip(search.x + per_input(radius / norm_of(d, search.norm), d) * d)
 
 
-def _check(steps: int, restarts: int, alpha_max: float, eta: float, beta: float, n_search: int) -> None:
-    if steps < 1 or restarts < 1 or n_search < 0:
-        raise InputError(
-            f"steps and restarts must be at least 1 and n_search at least 0, got {steps}, {restarts} and {n_search}"
-        )
-    if not (0 <= alpha_max <= 1 and eta >= 1 and 0 < beta < 1):
-        raise InputError(f"FAB needs alpha_max in [0, 1], eta >= 1 and 0 < beta < 1, got {alpha_max}, {eta} and {beta}")
-
-
 @torch.no_grad()
 def fab_nearest(
     model: nn.Module,
@@ -107,20 +96,33 @@ def fab_nearest(
     *,
     noise: Noise | None = None,
     goal: float = 0.0,
-    steps: int = 100,
-    restarts: int = 1,
-    alpha_max: float = 0.1,
-    eta: float = 1.05,
-    beta: float = 0.9,
-    n_search: int = 3,
+    steps: Count = 100,
+    restarts: Count = 1,
+    alpha_max: Unit = 0.1,
+    eta: Factor = 1.05,
+    beta: Inside = 0.9,
+    n_search: Whole = 3,
 ) -> Nearest:
-    """The closest misclassified point by FAB, each step towards the nearest of all K - 1 boundaries; see `fab`.
+    """Minimise the norm of the perturbation, each step towards the nearest of all K - 1 boundaries; up to 100 classes.
 
-    An input is done once a misclassified point within `goal` is known.
+    It takes K - 1 gradients for each step: prefer `fab-t` with more than a few classes. No step size, and invariant
+    to the scale of the logits, so it is not fooled by saturated losses.
+
+    Args:
+        model: from (B, ...) to logits (B, K), in eval mode.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
+        norm: "linf", "l2" or "l1".  low, high: valid range of the input values.
+        noise: source of the random starts.
+        goal: an input is done once a misclassified point within this distance is known.
+        steps: steps of each run.
+        restarts: runs in all; the first one starts at x, the others at random points.
+        alpha_max: largest weight of the step from x, against the step from x_t.
+        eta: overshoot beyond the plane.
+        beta: a misclassified x_t goes back to x + beta (x_t - x).
+        n_search: steps of the final search on the segment to the closest point.
     """
-    _check(steps, restarts, alpha_max, eta, beta, n_search)
     noise = noise or Noise.for_batch(0, len(x), x.device)
-    search = Search(x, y, norm, low, high, goal)
+    search, walk = Search(x, y, norm, low, high, goal), Walk(steps, alpha_max, eta, beta)
     with frozen(model):
         logits = model(x)
         if logits.shape[1] > MOST_CLASSES:
@@ -131,18 +133,10 @@ def fab_nearest(
         search.note(x, logits)
         for restart in range(restarts):
             if search.start("fab"):
-                run_fab(
-                    model,
-                    search,
-                    _start(search, noise, restart),
-                    other_classes(search.y, logits.shape[1]),
-                    steps=steps,
-                    alpha_max=alpha_max,
-                    eta=eta,
-                    beta=beta,
-                )
+                classes = other_classes(search.y, logits.shape[1])
+                run_fab(model, search, _start(search, noise, restart), classes, walk)
         line_search(model, search, steps=n_search, name="fab")
-    return search.result()
+    return search.closest()
 
 
 @torch.no_grad()
@@ -156,20 +150,20 @@ def fab_t_nearest(
     *,
     noise: Noise | None = None,
     goal: float = 0.0,
-    steps: int = 100,
-    restarts: int = 1,
-    targets: int = 9,
-    alpha_max: float = 0.1,
-    eta: float = 1.05,
-    beta: float = 0.9,
-    n_search: int = 3,
+    steps: Count = 100,
+    restarts: Count = 1,
+    targets: Count = 9,
+    alpha_max: Unit = 0.1,
+    eta: Factor = 1.05,
+    beta: Inside = 0.9,
+    n_search: Whole = 3,
 ) -> Nearest:
-    """The closest misclassified point by targeted FAB, one run for each of the likeliest classes; see `fab_t`."""
-    _check(steps, restarts, alpha_max, eta, beta, n_search)
-    if targets < 1:
-        raise InputError(f"targets must be at least 1, got {targets}")
+    """Run FAB with one gradient for each step, towards the `targets` classes of highest clean logit in turn.
+
+    The defaults are AutoAttack's; the other options are the same as for `fab`.
+    """
     noise = noise or Noise.for_batch(0, len(x), x.device)
-    search = Search(x, y, norm, low, high, goal)
+    search, walk = Search(x, y, norm, low, high, goal), Walk(steps, alpha_max, eta, beta)
     with frozen(model):
         logits = model(x)
         search.note(x, logits)
@@ -177,120 +171,28 @@ def fab_t_nearest(
         for rank in range(ranked.shape[1]):
             for restart in range(restarts):
                 if search.start("fab-t"):
-                    run_fab(
-                        model,
-                        search,
-                        _start(search, noise.fork(rank), restart),
-                        ranked[search.row, rank, None],
-                        steps=steps,
-                        alpha_max=alpha_max,
-                        eta=eta,
-                        beta=beta,
-                    )
+                    x_t = _start(search, noise.fork(rank), restart)
+                    run_fab(model, search, x_t, ranked[search.row, rank, None], walk)
         line_search(model, search, steps=n_search, name="fab-t")
-    return search.result()
+    return search.closest()
 
 
-@register(
+fab = register(
     Attack(
         "fab",
         summary="fast adaptive boundary attack: minimum norm, all class boundaries at each step",
         threats=tuple(BALLS),
+        nearest=fab_nearest,
         reference=_REFERENCE,
     )
-)
-def fab(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    steps: int = 100,
-    restarts: int = 1,
-    alpha_max: float = 0.1,
-    eta: float = 1.05,
-    beta: float = 0.9,
-    n_search: int = 3,
-) -> AttackResult:
-    """Minimises the norm of the perturbation, and succeeds where it fits the budget; up to 100 classes.
+)(in_threat("fab", fab_nearest))
 
-    It takes K - 1 gradients for each step: prefer `fab_t` with more than a few classes. No step size, and invariant
-    to the scale of the logits, so it is not fooled by saturated losses.
-
-    Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: an Lp ball.
-        noise: source of the random starts.
-        steps: of each run.
-        restarts: runs in all; the first one starts at x, the others at random points.
-        alpha_max: largest weight of the step from x, against the step from x_t.
-        eta: overshoot beyond the plane.
-        beta: a misclassified x_t goes back to x + beta (x_t - x).
-        n_search: steps of the final search on the segment to the closest point.
-    """
-    found = fab_nearest(
-        model,
-        x,
-        y,
-        threat.name,
-        threat.low,
-        threat.high,
-        noise=noise,
-        goal=threat.budget,
-        steps=steps,
-        restarts=restarts,
-        alpha_max=alpha_max,
-        eta=eta,
-        beta=beta,
-        n_search=n_search,
-    )
-    return within(model, x, y, threat, found, "fab")
-
-
-@register(
+fab_t = register(
     Attack(
         "fab-t",
         summary="targeted fast adaptive boundary attack: minimum norm, one run for each likely class",
         threats=tuple(BALLS),
+        nearest=fab_t_nearest,
         reference=_REFERENCE,
     )
-)
-def fab_t(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    steps: int = 100,
-    restarts: int = 1,
-    targets: int = 9,
-    alpha_max: float = 0.1,
-    eta: float = 1.05,
-    beta: float = 0.9,
-    n_search: int = 3,
-) -> AttackResult:
-    """FAB with one gradient for each step, towards the `targets` classes of highest clean logit in turn.
-
-    The defaults are those of AutoAttack. The other options are those of `fab`.
-    """
-    found = fab_t_nearest(
-        model,
-        x,
-        y,
-        threat.name,
-        threat.low,
-        threat.high,
-        noise=noise,
-        goal=threat.budget,
-        steps=steps,
-        restarts=restarts,
-        targets=targets,
-        alpha_max=alpha_max,
-        eta=eta,
-        beta=beta,
-        n_search=n_search,
-    )
-    return within(model, x, y, threat, found, "fab-t")
+)(in_threat("fab-t", fab_t_nearest))

@@ -1,15 +1,48 @@
-"""Descendants of FGSM: a random step first, many steps, momentum. Weaker than `pgd`; here to compare with papers."""
+"""FGSM and its descendants: one gradient step, with a random step first, many steps, momentum.
+
+All are weaker than `pgd`; they are here to compare with papers.
+"""
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import BALLS, ascend, steepest
 from holdfast.attacks.core.losses import Loss, get_loss
-from holdfast.attacks.pgd import BALLS, ascend, steepest
-from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
+from holdfast.utils.options import Count, NotNegative, Unit
+
+
+@register(
+    Attack(
+        "fgsm",
+        summary="one gradient step of the full budget",
+        threats=BALLS,
+        reference="Goodfellow, Shlens and Szegedy, Explaining and harnessing adversarial examples, 2015",
+    )
+)
+@torch.no_grad()
+def fgsm(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    noise: Noise | None = None,
+    loss: str | Loss = "ce",
+) -> AttackResult:
+    """Return x + budget * steepest(gradient), projected: exact on linear models, weak elsewhere. Prefer `pgd`.
+
+    For L1 all of the budget goes to the one value with the largest gradient.
+    """
+    del noise  # deterministic; taken so that every attack can be called in the same way
+    return ascend(
+        model, x, y, threat, x, steps=1, step_size=threat.budget, loss=get_loss(loss), sparsity=0.0, name="fgsm"
+    )
 
 
 @register(
@@ -29,7 +62,7 @@ def r_fgsm(
     *,
     noise: Noise | None = None,
     loss: str | Loss = "ce",
-    random_share: float = 0.5,
+    random_share: Unit = 0.5,
 ) -> AttackResult:
     """R+FGSM: x' = x + alpha * steepest(normal noise), then x' + (budget - alpha) * steepest(gradient at x').
 
@@ -44,8 +77,6 @@ def r_fgsm(
         loss: "ce", "margin", "dlr" or a function (logits, y) -> (B,) to maximise.
         random_share: alpha / budget.
     """
-    if not 0 <= random_share <= 1:
-        raise InputError(f"random_share is a part of the budget, between 0 and 1, got {random_share}")
     noise = noise or Noise.for_batch(0, len(x), x.device)
     alpha = random_share * threat.budget
     direction = steepest(threat, noise.normal(x.shape[1:], x.dtype), x, 0.0)
@@ -72,10 +103,10 @@ def i_fgsm(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    steps: int = 10,
-    step_size: float | None = None,
+    steps: Count = 10,
+    step_size: NotNegative | None = None,
     loss: str | Loss = "ce",
-    sparsity: float = 0.01,
+    sparsity: Unit = 0.01,
 ) -> AttackResult:
     """x_adv <- project(x_adv + step_size * steepest(gradient)), from x; also known as the basic iterative method.
 
@@ -93,18 +124,8 @@ def i_fgsm(
     """
     del noise  # deterministic; taken so that every attack can be called in the same way
     step_size = _equal_steps(threat, steps, step_size)
-    return ascend(
-        model,
-        x,
-        y,
-        threat,
-        x,
-        loss=get_loss(loss),
-        steps=steps,
-        step_size=step_size,
-        sparsity=sparsity,
-        name="i-fgsm",
-    )
+    task = (model, x, y, threat, x)
+    return ascend(*task, loss=get_loss(loss), steps=steps, step_size=step_size, sparsity=sparsity, name="i-fgsm")
 
 
 @register(
@@ -123,36 +144,22 @@ def mi_fgsm(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    steps: int = 10,
-    step_size: float | None = None,
-    decay: float = 1.0,
+    steps: Count = 10,
+    step_size: NotNegative | None = None,
+    decay: NotNegative = 1.0,
     loss: str | Loss = "ce",
-    sparsity: float = 0.01,
+    sparsity: Unit = 0.01,
 ) -> AttackResult:
-    """Steps along the sum of all gradients so far, each divided by its L1 norm; the sum fades by `decay` per step.
+    """Step along the sum of all gradients so far, each divided by its L1 norm; the sum fades by `decay` per step.
 
-    Arguments as for `i-fgsm`. The directions are those of the paper for Linf (sign) and L2 (unit length).
+    Arguments as for `i-fgsm`. For Linf (sign) and L2 (unit length) the directions are the paper's.
     """
     del noise  # deterministic; taken so that every attack can be called in the same way
-    if not decay >= 0:
-        raise InputError(f"decay must be at least 0, got {decay}")
     step_size = _equal_steps(threat, steps, step_size)
-    return ascend(
-        model,
-        x,
-        y,
-        threat,
-        x,
-        loss=get_loss(loss),
-        steps=steps,
-        step_size=step_size,
-        sparsity=sparsity,
-        decay=decay,
-        name="mi-fgsm",
-    )
+    run = partial(ascend, model, x, y, threat, x, loss=get_loss(loss), steps=steps, step_size=step_size)
+    return run(sparsity=sparsity, decay=decay, name="mi-fgsm")
 
 
 def _equal_steps(threat: Threat, steps: int, step_size: float | None) -> float:
-    if steps < 1:
-        raise InputError(f"steps must be at least 1, got {steps}")
+    """The given step size, else the one with which all steps together spend the budget."""
     return threat.budget / steps if step_size is None else step_size

@@ -5,12 +5,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, norm_of, per_input, within
+from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, in_threat, norm_of, per_input
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
-from holdfast.results import AttackResult
-from holdfast.threats import Threat, norm_2
+from holdfast.threats import norm_2
+from holdfast.utils.options import Count, Positive
 
 NAME = "hopskipjump"
 NORMS = ("linf", "l2")
@@ -29,28 +29,39 @@ def hop_skip_jump(
     high: float = 1.0,
     *,
     noise: Noise | None = None,
-    steps: int = 50,
-    initial_evaluations: int = 100,
-    max_evaluations: int = 10_000,
-    gamma: float = 1.0,
-    starts: int = 100,
-    queries: int | None = None,
-    chunk: int = 2048,
     goal: float = 0.0,
+    steps: Count = 50,
+    initial_evaluations: Count = 100,
+    max_evaluations: Count = 10_000,
+    gamma: Positive = 1.0,
+    starts: Count = 100,
+    queries: Count | None = None,
+    chunk: Count = 2048,
 ) -> Nearest:
-    """The closest misclassified points on HopSkipJump's path; see `hopskipjump`.
+    """Look for the closest misclassified point; only the model's decisions are used.
+
+    Each step estimates the boundary's normal at a point on it from decisions around it, leaps along the normal by
+    distance / sqrt(step), halved until misclassified, and goes back to the boundary by bisection. An input whose noise
+    images are all classified as y has no place to start from, and counts as held.
 
     Args:
+        model: from (B, ...) to logits (B, K), in eval mode; only their argmax is used.
+        x: inputs, shape (B, ...).  y: labels, shape (B,).
         norm: "linf" or "l2".  low, high: valid range of the input values.
-        goal: an input is done once a point within this distance is found.
+        noise: source of starts and directions; seed 0 for inputs 0 ... B-1 if none is given.
+        goal: an input is done once a misclassified point within this distance is known.
+        steps: steps along the boundary.
+        initial_evaluations: decisions for the first normal; step t takes sqrt(t) times as many.
+        max_evaluations: most decisions for one normal.
+        gamma: precision of the boundary and distance of the probes, relative to the paper's.
+        starts: most images of noise to start from.
+        queries: most forward passes on one input; steps that might exceed it are left out.
+        chunk: probes in one forward pass, about; memory grows with it, the answer does not change.
+
+    Departs from the paper: an image of noise after the first lies between two random levels of brightness, which finds
+    more classes than noise over the whole range.
     """
     check_handled(norm, NAME, NORMS)
-    options = {"steps": steps, "initial_evaluations": initial_evaluations, "starts": starts, "chunk": chunk}
-    for option, value in (options | {"max_evaluations": max_evaluations}).items():
-        if value < 1:
-            raise InputError(f"{option} must be at least 1, got {value}")
-    if not gamma > 0:
-        raise InputError(f"gamma must be above 0, got {gamma}")
     halvings = _halvings(x, norm, gamma)
     if queries is not None and queries < halvings + 2:
         raise InputError(
@@ -62,10 +73,9 @@ def hop_skip_jump(
     search.note(x, model(x))
     _start(model, search, noise.fork(0), min(starts, most - 1 - halvings))
     if not search.start(NAME, torch.isfinite(search.distance)):
-        return search.result()
-    boundary = (
-        search.closest.clone()
-    )  # of the whole batch: inputs drop out when they are done or have spent their queries
+        return search.closest()
+    # For the whole batch: inputs drop out when they are done or have spent their queries.
+    boundary = search.x_adv.clone()
     boundary[search.row] = _to_boundary(model, search, boundary[search.row], halvings)
     for step in range(1, steps + 1):
         evaluations = int(min(initial_evaluations * math.sqrt(step), max_evaluations))
@@ -82,11 +92,11 @@ def hop_skip_jump(
         if search.start(NAME, going):
             row = search.row
             boundary[row] = _to_boundary(model, search, outside[row], halvings)
-    return search.result()
+    return search.closest()
 
 
 def _halvings(x: Tensor, norm: str, gamma: float) -> int:
-    """Bisections that reach theta, the relative precision of the boundary in the paper, or that of the dtype."""
+    """Bisections that reach theta, the paper's relative precision of the boundary, or the precision of the dtype."""
     d = x[0].numel()
     theta = gamma / (d * math.sqrt(d) if norm == "l2" else d**2)
     return max(1, math.ceil(-math.log2(max(theta, torch.finfo(x.dtype).eps))))
@@ -134,7 +144,7 @@ def _to_boundary(model: nn.Module, search: Search, outside: Tensor, halvings: in
         return search.clip(search.x + torch.minimum(torch.maximum(change, -most), most))
 
     for _ in range(halvings):
-        if not bool(search.going.any()):
+        if search.over:
             break
         middle = (inner + outer) / 2
         x_adv = point(middle)
@@ -186,9 +196,9 @@ def _estimate(
 
 
 def _leap(model: nn.Module, search: Search, at: Tensor, normal: Tensor, size: Tensor) -> Tensor:
-    """Steps from the boundary along the normal, halved until misclassified; `at` where that never comes.
+    """Step from the boundary along the normal, halved until misclassified; `at` if that never comes.
 
-    Returns points of the whole batch, of which the rows of this run are set.
+    Return points of the whole batch, of which the rows of this run are set.
     """
     row = search.row
     outside, leaping = search.all_x.clone(), torch.zeros_like(search.distance, dtype=torch.bool)
@@ -206,7 +216,7 @@ def _leap(model: nn.Module, search: Search, at: Tensor, normal: Tensor, size: Te
     return outside
 
 
-@register(
+hopskipjump = register(
     Attack(
         NAME,
         summary="walks along the decision boundary: needs decisions only",
@@ -214,60 +224,4 @@ def _leap(model: nn.Module, search: Search, at: Tensor, normal: Tensor, size: Te
         reference="Chen, Jordan and Wainwright, HopSkipJumpAttack: a query-efficient decision-based attack, 2020",
         gradients="none",
     )
-)
-@torch.no_grad()
-def hopskipjump(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    steps: int = 50,
-    initial_evaluations: int = 100,
-    max_evaluations: int = 10_000,
-    gamma: float = 1.0,
-    starts: int = 100,
-    queries: int | None = None,
-    chunk: int = 2048,
-) -> AttackResult:
-    """Looks for the closest misclassified point from decisions alone; broken where it lies within the budget.
-
-    Each step estimates the boundary's normal at a point on it from decisions around it, leaps along the normal by
-    distance / sqrt(step), halved until misclassified, and goes back to the boundary by bisection. An input whose noise
-    images are all classified as y has no place to start from, and counts as held.
-
-    Args:
-        model: from (B, ...) to logits (B, K), in eval mode; only their argmax is used.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: Linf or L2.
-        noise: source of starts and directions; seed 0 for inputs 0 ... B-1 if none is given.
-        steps: steps along the boundary.
-        initial_evaluations: decisions for the first normal; step t takes sqrt(t) times as many.
-        max_evaluations: most decisions for one normal.
-        gamma: precision of the boundary and distance of the probes, relative to the paper's.
-        starts: most images of noise to start from.
-        queries: most forward passes on one input; steps that might exceed it are left out.
-        chunk: probes in one forward pass, about; memory grows with it, the answer does not change.
-
-    Departs from the paper: an image of noise after the first lies between two random levels of brightness, which finds
-    more classes than noise over the whole range.
-    """
-    found = hop_skip_jump(
-        model,
-        x,
-        y,
-        threat.name,
-        threat.low,
-        threat.high,
-        noise=noise,
-        steps=steps,
-        initial_evaluations=initial_evaluations,
-        max_evaluations=max_evaluations,
-        gamma=gamma,
-        starts=starts,
-        queries=queries,
-        chunk=chunk,
-        goal=threat.budget,
-    )
-    return within(model, x, y, threat, found, NAME)
+)(in_threat(NAME, hop_skip_jump))

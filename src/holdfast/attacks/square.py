@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.attacks.core.losses import margin
-from holdfast.attacks.core.stages import group_size, run_stages, survivors
+from holdfast.attacks.core.stages import run_restarts
+from holdfast.attacks.core.survivors import Survivors
 from holdfast.attacks.fast.windows import Windows, windowed
-from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import L2, Linf, Threat
+from holdfast.utils.options import Count, Share
 
 # Steps, of 10,000 in all, after which the share of the image in one window is halved.
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -184,51 +185,45 @@ def _search(
     linf = isinstance(threat, Linf)
     propose = _propose_linf if linf else _propose_bump
     sizes = [window_size(i, queries, p_init, threat, *x.shape[2:]) for i in range(queries - 1)]
-    group = group_size(len(x))
-    found = x.clone()
-    success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    spent = torch.full((len(x),), queries, dtype=torch.int64, device=x.device)
-    row = torch.arange(len(x), device=x.device)
     best = (_stripes if linf else _tiles)(x, threat, noise)
-    logits = model(best)
-    best_loss, done = margin(logits, y), logits.argmax(1) != y
-    spent[done] = 1
+    s, logits = Survivors(x, y, best), model(best)
+    s.count()
+    s.better(margin(logits, y), logits.argmax(1) != y)
     if windows is not None and sizes:
         windows.start(best, sizes[0])  # also drops the maps of an earlier run, whose inputs were others
     for step, size in enumerate(sizes):
-        if bool(done.all()):
+        if s.over:
             break
-        stay = survivors(done, group)
+        stay = s.drop()
         if stay is not None:
-            found[row], success[row] = best, done
-            row, done, x, y, best, best_loss = (t[stay] for t in (row, done, x, y, best, best_loss))
-            noise = noise[stay]
+            best = best[stay]
             if windows is not None:
                 windows.select(stay)
         if step % _BLOCK == 0 or stay is not None:
             block = step - step % _BLOCK
-            draws = _draw(noise.fork(block), sizes[block : block + _BLOCK], x.shape[1:])
-        proposal = propose(threat, x, best, draws[:, step % _BLOCK], size)
+            draws = _draw(noise[s.row].fork(block), sizes[block : block + _BLOCK], x.shape[1:])
+        proposal = propose(threat, s.x, best, draws[:, step % _BLOCK], size)
         if windows is not None and step > 0 and size != sizes[step - 1]:
             windows.start(best, size)
-        if windows is not None and windows.depth > 0:
-            logits = windows.propose(proposal.values.unflatten(2, size), draws[:, step % _BLOCK, :2])
-            found_now = (logits.argmax(1) != y).nonzero()[:, 0]
+        local = windows if windows is not None and windows.depth > 0 else None
+        s.count()
+        if local is not None:
+            logits = local.propose(proposal.values.unflatten(2, size), draws[:, step % _BLOCK, :2])
+            found_now = (logits.argmax(1) != s.y).nonzero()[:, 0]
             if len(found_now):  # rounding must not decide whether an input is broken
                 logits[found_now] = model(proposal[found_now])
         else:
             logits = model(proposal[:])
-        loss, wrong = margin(logits, y), logits.argmax(1) != y
-        kept = ((loss > best_loss) | wrong) & ~done
-        better = kept.nonzero()[:, 0]
-        best[better], best_loss[better] = proposal[better], loss[better]
-        if windows is not None and windows.depth > 0:
-            windows.settle((~kept).nonzero()[:, 0])
-        spent[row[wrong & ~done]] = step + 2
-        done = done | wrong
-    found[row], success[row] = best, done
-    by = tuple("square" if broken else "" for broken in success.tolist())
-    return AttackResult(found, success, by, torch.zeros_like(spent), spent)
+        kept = s.better(margin(logits, s.y), logits.argmax(1) != s.y)
+        best[kept] = s.x_adv[s.row[kept]] = proposal[kept]
+        if local is not None:
+            local.settle(_others(kept, len(best)))
+    return s.result("square")
+
+
+def _others(rows: Tensor, count: int) -> Tensor:
+    """The rows of 0 ... count - 1 that are not among `rows`."""
+    return torch.ones(count, dtype=torch.bool, device=rows.device).index_fill(0, rows, False).nonzero()[:, 0]
 
 
 @register(
@@ -250,11 +245,11 @@ def square(
     threat: Threat,
     *,
     noise: Noise | None = None,
-    queries: int = 5000,
-    p_init: float = 0.8,
-    restarts: int = 1,
+    queries: Count = 5000,
+    p_init: Share = 0.8,
+    restarts: Count = 1,
 ) -> AttackResult:
-    """Random search on the margin; only the model's outputs are used, so that masked gradients do not stop it.
+    """Search at random for a larger margin; only the model's outputs are used, so that masked gradients do not stop it.
 
     Starts from stripes (Linf) or tiles (L2, L1), then changes one window at a time and keeps what raises the margin.
     Every input has windows of its own, and every window can lie anywhere in the image, the last row and column
@@ -266,31 +261,18 @@ def square(
         y: labels, shape (B,).
         threat: Linf, L2 or L1.
         noise: source of the random choices; seed 0 for inputs 0 ... B-1 if none is given.
-        queries: most forward passes on one input in each run, that of the start included.
+        queries: most forward passes on one input in each run, the one of the start included.
         p_init: share of the image in the first windows; it shrinks on the published schedule, rescaled to `queries`.
         restarts: runs in all; the first one included.
     """
-    if queries < 1 or restarts < 1:
-        raise InputError(f"queries and restarts must be at least 1, got {queries} and {restarts}")
-    if not 0 < p_init <= 1:
-        raise InputError(f"p_init is a share of the image, above 0 and at most 1, got {p_init}")
     noise = noise or Noise.for_batch(0, len(x), x.device)
     shape = x.shape[1:]
     images = x if x.ndim == 4 else x.reshape(len(x), -1, *(x.shape[-2:] if x.ndim > 2 else (1, x.shape[1])))
-
     windows = windowed(model, x) if isinstance(threat, Linf) else None
 
     def run(restart: int, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
-        return _search(
-            lambda images: model(images.view(-1, *shape)),
-            windows,
-            x,
-            y,
-            threat,
-            noise.fork(restart),
-            queries=queries,
-            p_init=p_init,
-        )
+        task = (lambda images: model(images.view(-1, *shape)), windows, x, y, threat, noise.fork(restart))
+        return _search(*task, queries=queries, p_init=p_init)
 
-    result = run_stages(images, y, noise, [lambda *task, r=r: run(r, *task) for r in range(restarts)])
+    result = run_restarts(images, y, noise, restarts, run)
     return replace(result, x_adv=result.x_adv.view_as(x))

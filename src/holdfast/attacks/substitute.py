@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.auto_pgd import auto_pgd
 from holdfast.attacks.core.bpda import Part, decisive_part
+from holdfast.attacks.core.chance import seeded
 from holdfast.attacks.core.losses import LOSSES
-from holdfast.attacks.core.stages import run_stages
-from holdfast.attacks.eot import seeded
+from holdfast.attacks.core.stages import run_restarts
+from holdfast.attacks.core.survivors import broken_by
 from holdfast.attacks.patch_pgd import patch_pgd
-from holdfast.attacks.pgd import BALLS, perturb
 from holdfast.attacks.sparse_pgd import sparse_pgd
 from holdfast.checks import check_inputs
 from holdfast.errors import InputError
@@ -22,6 +23,7 @@ from holdfast.random import Noise
 from holdfast.registry import Attack, register
 from holdfast.results import AttackResult
 from holdfast.threats import Patch, Sparse, Threat
+from holdfast.utils.options import Count, Whole
 
 LOOKED_INTO = 64
 """Inputs that show whether a part of the model will do as the stand-in."""
@@ -48,20 +50,20 @@ def substitute(
     *,
     noise: Noise | None = None,
     data: Tensor | None = None,
-    rounds: int = 4,
-    steps: int = 20,
-    epochs: int = 5,
-    copies: int = 1,
+    rounds: Count = 4,
+    steps: Count = 20,
+    epochs: Count = 5,
+    copies: Whole = 1,
 ) -> AttackResult:
-    """Gradient ascent on a stand-in; an example counts if the model itself misclassifies it. Only decisions are used.
+    """Run gradient ascent on a stand-in; an example counts if the model misclassifies it. Only decisions are used.
 
     The stand-in is a small network that learns the decisions of the model on `data` and on noisy copies of it. In each
     round after the first it also learns the decisions on examples that were made for `data` on the stand-in itself,
     where the two differ most. If the answer of the model has no useful gradient, and a part of the model decides the
     same and has one (`bpda.decisive_part`), this part is the stand-in, and nothing needs to be learned.
 
-    Use it where gradients are missing or misleading. Not all examples of a learned stand-in carry over: the accuracy
-    that it leaves is above that of an attack with true gradients.
+    Use it where gradients are missing or misleading. Not all examples of a learned stand-in carry over: an
+    attack with true gradients leaves less accuracy.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
@@ -70,7 +72,7 @@ def substitute(
         noise: source of all random choices; seed 0 for inputs 0 ... B-1 if none is given.
         data: inputs to learn from, shape (N, ...), without labels; the more and the closer to x, the better. If None,
             the inputs under attack: then the answer for one input depends on the others.
-        rounds: of learning and attacking.
+        rounds: rounds of learning and attacking.
         steps: gradient steps of each attack.
         epochs: passes over everything learned so far, in each round.
         copies: noisy copies of each input of `data`, anywhere between the input and uniform noise.
@@ -79,14 +81,6 @@ def substitute(
     are the stand-in's. Departs from the paper: the data grow by examples within the threat, not by one short step along
     the sign of the Jacobian.
     """
-    for option, value, least in (
-        ("rounds", rounds, 1),
-        ("steps", steps, 1),
-        ("epochs", epochs, 1),
-        ("copies", copies, 0),
-    ):
-        if value < least:
-            raise InputError(f"{option} must be at least {least}, got {value}")
     noise = noise or Noise.for_batch(0, len(x), x.device)
     data = x if data is None else _checked(data, x, threat)
     logits, part = decisive_part(model, data[:LOOKED_INTO])
@@ -101,10 +95,10 @@ def substitute(
         stand_in = student.net if student else part
         x_adv, passes = craft(stand_in, x, y, noise=noise.fork(number), number=number)
         wrong = model(x_adv).argmax(1) != y
-        by = tuple("substitute" if w else "" for w in wrong.tolist())
+        by = broken_by("substitute", wrong)
         return AttackResult(x_adv, wrong, by, torch.zeros_like(y), asked + passes * (part is not None))
 
-    return run_stages(x, y, noise, [partial(attempt, number) for number in range(rounds)])
+    return run_restarts(x, y, noise, rounds, attempt)
 
 
 def _checked(data: Tensor, x: Tensor, threat: Threat) -> Tensor:
@@ -170,7 +164,7 @@ class Student:
         return [self.model(part).argmax(1) for part in x.split(BATCH) if len(part)]
 
     def learn(self, craft: Craft, number: int) -> int:
-        """Adds examples for the data on the network as it is, except in round 0; how many answers of each it asked."""
+        """Add examples for the data on the network as it is, except in round 0; return the answers asked for each."""
         if number == 0:
             return 0
         noise = Noise.for_batch(self.seed, len(self.data), self.data.device).fork(number)
@@ -181,7 +175,7 @@ class Student:
 
     @torch.enable_grad()
     def fit(self, epochs: int, number: int) -> None:
-        """Trains on all that is known."""
+        """Train on all that is known."""
         with seeded(self.seed + number, self.data.device):
             for _ in range(epochs):
                 for rows in torch.randperm(len(self.x)).to(self.x.device).split(BATCH):

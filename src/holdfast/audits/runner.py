@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from holdfast.attacks.core.chance import seeded
 from holdfast.attacks.core.nature import Nature, nature_of
-from holdfast.attacks.eot import seeded
 from holdfast.audits.bracket import UNPROVABLE, Bracket
 from holdfast.audits.engine import Engine, local
 from holdfast.audits.inputs import exact_text, inputs_of, to_model, versions_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks import attack as run_attack
-from holdfast.attacks.eot import mean_prediction, seeded
+from holdfast.attacks.core.chance import mean_prediction, seeded
 from holdfast.audits.inputs import to_numpy
 from holdfast.audits.store import Example, Outcome
 from holdfast.certificates import Smoothed

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import BALLS, pgd
+from holdfast.attacks.core.ascent import BALLS
+from holdfast.attacks.pgd import pgd
 from holdfast.bounding.core.region import REGIONS
 from holdfast.bounding.linear.alpha import Ascent
 from holdfast.certificates.alpha_crown import alpha_crown

@@ -31,15 +31,15 @@ from holdfast.apps.watermark import (
     verify_black_box,
     verify_white_box,
 )
+from holdfast.apps.watermark.certificate import check_reach
 from holdfast.apps.watermark.certificate_files import count_copies, read_certificate
-from holdfast.apps.watermark.certify import check_reach
 from holdfast.apps.watermark.triggers import SCHEMES
 from holdfast.cli.common import ArchitectureOption, DataOption, ModelArgument, RootOption, SeedOption
 from holdfast.data import Dataset, Split, load_data, split_validation
 from holdfast.errors import InputError, StorageError, did_you_mean
 from holdfast.models import load_model, make_model, save_model
 from holdfast.training import Interrupted
-from holdfast.training.folder import write_text
+from holdfast.utils.files import write_text
 from holdfast.utils.hashes import hash_model, hash_tensors
 
 watermark_app = typer.Typer(help="Watermarks in the weights, with a certificate.", no_args_is_help=True)

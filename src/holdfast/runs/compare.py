@@ -22,20 +22,21 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from holdfast.attacks import attack as run_attack
-from holdfast.runs.compare_plot import FILES, STEPS, Comparison, Row, Score
-from holdfast.utils.hashes import hash_tensors
 from holdfast.audits.inputs import exact_text, to_model
-from holdfast.utils.progress import progress_bars
 from holdfast.checks import check_inputs, check_logits
 from holdfast.data import Dataset, load_data
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
-from holdfast.utils.limits import parse_json, read_text, without_recursion
 from holdfast.models import load_model
 from holdfast.registry import get
+from holdfast.runs.compare_plot import FILES, STEPS, Comparison, Row, Score
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
 from holdfast.training import folder as files
-from holdfast.training.recipe.recipe import load_recipe
+from holdfast.training.recipe.sources import load_recipe
+from holdfast.utils.files import write_json
+from holdfast.utils.hashes import hash_tensors
+from holdfast.utils.limits import parse_json, read_text, without_recursion
+from holdfast.utils.progress import progress_bars
 
 ATTACKS = ("autoattack", "cascade", "none")
 RESULTS = "results"
@@ -307,7 +308,7 @@ def _judge(
             result = run_attack(model, inputs, labels, threat, method, seed=_SEED, index=index, **options)
             done += result.by
             if store is not None:
-                files.write_json(store, {"run": run.name, "model": run.model, "threat": str(threat), "by": broken})
+                write_json(store, {"run": run.name, "model": run.model, "threat": str(threat), "by": broken})
             bars.advance(bar, len(index))
     return broken
 

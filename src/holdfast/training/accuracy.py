@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import BALLS, pgd
+from holdfast.attacks.core.ascent import BALLS
+from holdfast.attacks.pgd import pgd
 from holdfast.certificates import certify
 from holdfast.random import Noise
 from holdfast.threats import Threat
@@ -32,17 +33,17 @@ def evaluate(
     """Fractions of the inputs classified right: "clean", "robust" under PGD if there is a threat, and "certified".
 
     With `single_step` also "single", under one step from a random start: where that is far above "robust", the model
-    has learned to resist one step alone. With `view` also "noisy", at what a smoothed classifier would see.
+    has learned to resist only one step. With `view` also "noisy", at what a smoothed classifier would see.
 
     Each process takes its share of the inputs; the answer depends neither on their number nor on the batch size.
 
     Args:
         model: on any device; evaluated in eval mode and left as it came.
         x: inputs (N, ...).  y: labels (N,).
-        threat: of the attack, at its full budget.
-        attack_steps: of PGD; 0 for no attack.
+        threat: threat of the attack, at its full budget.
+        attack_steps: steps of PGD; 0 for no attack.
         batch_size: inputs at a time.
-        seed: of the attack's random starts.
+        seed: seed of the attack's random starts.
         team: the processes of the run.
         certificate: name of the proof; "none" for none.
         view: (x, noise) -> x with noise, or with parts of it ablated.

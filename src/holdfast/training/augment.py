@@ -74,6 +74,6 @@ def draw_transform(noise: Noise, *, crop: int, flip: bool) -> Transform:
 
 
 def check_images(shape: tuple[int, ...], *, crop: int, flip: bool) -> None:
-    """Refuse to augment what is not an image; `shape` is that of one input."""
+    """Refuse to augment what is not an image; `shape` is the shape of one input."""
     if (crop or flip) and len(shape) != 3:
         raise InputError(f"augment: crop and flip need images of shape (C, H, W), the inputs have shape {shape}")

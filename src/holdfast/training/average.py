@@ -1,13 +1,13 @@
-"""Averages over a run: of the weights (EMA, SWA), and of the outputs of its snapshots (periodic scheduling)."""
+"""Averages of the weights over a run."""
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from holdfast.models.zoo.ensemble import Ensemble
-from holdfast.registry import Part, register
+from holdfast.registry import Part, get, register
+from holdfast.training.recipe.recipe import AveragePart
+from holdfast.utils.options import Fraction
 
 
 @register(
@@ -18,7 +18,7 @@ from holdfast.registry import Part, register
         reference="Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992",
     )
 )
-def ema(model: nn.Module, *, decay: float = 0.999) -> AveragedModel:
+def ema(model: nn.Module, *, decay: Fraction = 0.999) -> AveragedModel:
     """average <- decay average + (1 - decay) weights; it takes the buffers (batch-norm statistics) along."""
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
@@ -28,6 +28,7 @@ def ema(model: nn.Module, *, decay: float = 0.999) -> AveragedModel:
         "swa",
         part="average",
         summary="mean of the weights over epochs",
+        every="epoch",
         reference="Izmailov et al., Averaging weights leads to wider optima and better generalization, 2018",
     )
 )
@@ -41,21 +42,11 @@ def refresh_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     update_bn(batches, model)
 
 
-@register(
-    Part(
-        "pas",
-        part="periods",
-        summary="budget and learning rate start anew in periods; the ensemble of their last models answers",
-        reference="Liu et al., On the loss landscape of adversarial training: identifying challenges and how to "
-        "overcome "
-        "them, 2020",
-    )
-)
-def pas(model: nn.Module, snapshots: Sequence[Mapping[str, Tensor]]) -> Ensemble:
-    """The mean of the softmax outputs of the model at each of the snapshots of its weights."""
-    members = []
-    for weights in snapshots:
-        member = copy.deepcopy(model)
-        member.load_state_dict(weights)
-        members.append(member)
-    return Ensemble(members)
+def make_average(part: AveragePart, model: nn.Module) -> AveragedModel | None:
+    """The average of the weights that the recipe asks for."""
+    if part.name == "none":
+        return None
+    method = get("train", part.name)
+    options = {name: getattr(part, name) for name in method.options}
+    average: AveragedModel = method.function(model, **options)
+    return average

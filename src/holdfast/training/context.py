@@ -40,10 +40,11 @@ class Parts:
 class Context:
     """One step of a run, as its objective sees it.
 
-    An objective is `(model, x, y, context, *, options) -> (loss, metrics)`: `loss` is the mean over the batch, a scalar
-    with gradients for the parameters; `metrics` are further means over the batch, for the history. It gets the bare
-    module also under several processes, so it may walk the layers (bounds, Lipschitz constants), or evaluate the model
-    at other weights with `torch.func.functional_call`, which is how a weight perturbation fits into one objective.
+    An objective is `(model, x, y, context, *, options) -> (loss, metrics)`: the model maps inputs x (B, ...) to logits
+    (B, K), y are labels (B,); `loss` is the mean over the batch, a scalar with gradients for the parameters; `metrics`
+    are further means over the batch, for the history. It gets the bare module also under several processes, so it may
+    walk the layers (bounds, Lipschitz constants), or evaluate the model at other weights with
+    `torch.func.functional_call`, which is how a weight perturbation fits into one objective.
 
     Attributes:
         epoch: counts from 0.

@@ -9,19 +9,16 @@ model.safetensors      the finished model
 tensorboard/           if asked for
 """
 
-import contextlib
 import csv
 import io
-import json
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from holdfast.errors import InputError, StorageError
+from holdfast.utils.files import remove_leftovers, write_text, write_whole
 from holdfast.utils.limits import load_tensors
 
 RECIPE, RUN, HISTORY, MODEL = "recipe.toml", "run.json", "history.csv", "model.safetensors"
@@ -30,38 +27,13 @@ TENSORBOARD = "tensorboard"
 _OURS = (RECIPE, RUN, HISTORY, MODEL, "checkpoints", TENSORBOARD)
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Writes beside `path` and renames, so that a failure leaves the old file as it was."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    # torch reports a full disk as a RuntimeError of its archive writer.
-    except (OSError, RuntimeError) as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise StorageError(
-            f"cannot write {path}: {reason}. What was there is untouched; make room or choose another folder (out=)."
-        ) from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text file, whole."""
-    write_whole(path, lambda file: file.write(text.encode()))
-
-
 def write_tensors(path: Path, content: dict[str, Any]) -> None:
-    """Tensors and plain containers, whole; `read_tensors` reads them back without running any code."""
+    """Write tensors and plain containers, whole; `read_tensors` reads them back without running any code."""
     write_whole(path, lambda file: torch.save(content, file))
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
-    """What `write_tensors` wrote, on the CPU."""
+    """Read what `write_tensors` wrote, on the CPU."""
     try:
         content = load_tensors(path)
     except FileNotFoundError as error:
@@ -82,7 +54,7 @@ def damaged(path: Path, reason: str) -> StorageError:
 
 
 def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
-    """All rows so far; a column that some rows lack stays empty there."""
+    """Write all rows so far; a column that some rows lack stays empty there."""
     if not history:
         return
     columns = list(dict.fromkeys(key for row in history for key in row))
@@ -91,11 +63,6 @@ def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
     table.writeheader()
     table.writerows(history)
     write_text(folder / HISTORY, text.getvalue())
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Indented JSON, whole; sorted, so that the same content gives the same bytes."""
-    write_text(path, json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 def check_free(folder: Path, *, resume: bool, force: bool) -> None:
@@ -110,8 +77,13 @@ def check_free(folder: Path, *, resume: bool, force: bool) -> None:
         )
 
 
+def clean(folder: Path) -> None:
+    """Remove what a run that was killed left half written."""
+    remove_leftovers(*(folder / name for name in (RECIPE, RUN, HISTORY, LAST, BEST)))
+
+
 def clear(folder: Path) -> None:
-    """Removes the files of an earlier run, and nothing else."""
+    """Remove the files of an earlier run, and nothing else."""
     if not folder.is_dir():
         return
     try:

@@ -8,7 +8,7 @@ from torch import nn
 
 @torch.no_grad()
 def ibp_weights(model: nn.Module, seed: int) -> nn.Module:
-    """Draws the weights of all linear and convolutional layers anew, so that intervals keep their width; in place.
+    """Draw the weights of all linear and convolutional layers anew, so that intervals keep their width; in place.
 
     A layer with n inputs for each output turns the width w of an interval into n E|weight| w, and a ReLU halves it on
     average: N(0, 2 pi / n^2) has E|weight| = 2 / n. The usual rules, which keep the variance of activations, let the
@@ -17,7 +17,7 @@ def ibp_weights(model: nn.Module, seed: int) -> nn.Module:
 
     Args:
         model: changed in place.
-        seed: of the draws.
+        seed: seed of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():

@@ -24,7 +24,7 @@ class StopFlag:
 def stop_on_signal() -> Iterator[StopFlag]:
     """Inside, SIGINT and SIGTERM set the flag; a second one interrupts at once, as without this.
 
-    Python delivers signals to the main thread alone: in another thread the flag is never set.
+    Python delivers signals only to the main thread: in another thread the flag is never set.
     """
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():

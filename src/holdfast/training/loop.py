@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,15 @@ from holdfast.results import TrainResult
 from holdfast.training import folder as files
 from holdfast.training.accuracy import evaluate
 from holdfast.training.augment import draw_transform
-from holdfast.training.average import pas, refresh_batch_norm
+from holdfast.training.average import make_average, refresh_batch_norm
 from holdfast.training.collapse import warn_of_collapse
 from holdfast.training.context import Context
 from holdfast.training.display import display, write_scalars
 from holdfast.training.interrupt import Interrupted, stop_on_signal
-from holdfast.training.optimizer import gradient_norm, learning_rate, make_average, make_optimizer, set_learning_rate
-from holdfast.training.recipe.recipe import Recipe, Source, load_recipe
+from holdfast.training.optimizer import gradient_norm, learning_rate, make_optimizer, set_learning_rate
+from holdfast.training.periods import pas
+from holdfast.training.recipe.recipe import Recipe
+from holdfast.training.recipe.sources import Source, load_recipe
 from holdfast.training.schedules import BUDGETS, with_budget
 from holdfast.training.setup import Task, fingerprint, open_run, prepare, run_folder
 from holdfast.training.state import Best, RunState, copy_weights, load_weights
@@ -47,7 +49,7 @@ def train(
     progress: bool = True,
     **overrides: Any,
 ) -> TrainResult:
-    """Trains a model by a recipe and returns the best epoch on held-out data.
+    """Train a model by a recipe and returns the best epoch on held-out data.
 
     The same recipe, seed and machine give the same weights, also when the run was interrupted and resumed. Under
     `torchrun` every process takes its share of each batch; only rank 0 writes files.
@@ -111,14 +113,14 @@ def train(
                     _check_finite(norm, "gradient", run)
                     run.optimizer.step()
 
-                    update_average(run, plan, "ema")
+                    update_average(run, plan, "step")
                     run.seconds += time.perf_counter() - started
                     run.count({**dict(zip(values, means, strict=True)), "norm": norm}, len(batches[run.batch]))
                     shown.show_step(run.batch, means[0])
                     if stopping:
                         _leave(folder, run, team, len(batches))
 
-                if update_average(run, plan, "swa"):
+                if update_average(run, plan, "epoch"):
                     refresh_batch_norm(run.judged, inputs(task, batches))
                 finish_epoch(task, run, team, len(batches))
                 if folder is not None:
@@ -136,7 +138,7 @@ def train(
 
 
 def shuffled(task: Task, epoch: int) -> list[Tensor]:
-    """The global batches of an epoch, as indices: an order that follows from the seed and the epoch alone.
+    """The global batches of an epoch, as indices: an order that only the seed and the epoch decide.
 
     With additional data, which follow the others in the training split, each batch holds its share of both, and an
     epoch is a pass over the additional data. Batches that the objective replays come as often.
@@ -197,9 +199,11 @@ def budget_factor(recipe: Recipe, t: float) -> float:
     return BUDGETS[recipe.budget.name](*recipe.period(t), **recipe.budget.options)
 
 
-def update_average(run: RunState, recipe: Recipe, kind: str) -> bool:
-    """Adds the weights to the average if it is of this kind and has started; says whether it did."""
-    if run.average is None or recipe.average.name != kind or run.epoch < recipe.average.start_epoch:
+def update_average(run: RunState, recipe: Recipe, when: Literal["step", "epoch"]) -> bool:
+    """Add the weights to an average that is due `when` a step or an epoch ends; says whether it did."""
+    if run.average is None or run.epoch < recipe.average.start_epoch:
+        return False
+    if get("train", recipe.average.name).every != when:
         return False
     run.average.update_parameters(run.model)
     return True
@@ -212,7 +216,7 @@ def inputs(task: Task, batches: list[Tensor]) -> Iterator[Tensor]:
 
 
 def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None:
-    """Validates, notes the best epoch (the later one of equals), and closes the epoch with its row of the history."""
+    """Validate, notes the best epoch (the later one of equals), and closes the epoch with its row of the history."""
     recipe, count = task.recipe, run.examples
     t = run.epoch + (batches - 0.5) / batches
     figures = {key: total / count for key, total in run.totals.items()}

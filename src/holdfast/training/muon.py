@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 STEPS = 5
-# x -> a x + b x^3 + c x^5 takes every singular value of (0, 1] into about (0.7, 1.2) in five steps; those of Jordan.
+# x -> a x + b x^3 + c x^5 takes every singular value of (0, 1] into about (0.7, 1.2) in five steps; values of Jordan.
 A, B, C = 3.4445, -4.7750, 2.0315
 
 

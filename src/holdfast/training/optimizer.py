@@ -1,14 +1,12 @@
-"""Optimisers and averages of the weights."""
+"""Optimisers, their learning rate and the norm of the gradient."""
 
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from holdfast.errors import InputError
-from holdfast.training.average import ema, swa
 from holdfast.training.muon import Muon
-from holdfast.training.recipe.recipe import AveragePart, OptimizerPart, Recipe
+from holdfast.training.recipe.recipe import OptimizerPart, Recipe
 from holdfast.training.schedules import LEARNING_RATES, warm_up
 
 
@@ -47,10 +45,3 @@ def gradient_norm(model: nn.Module, clip_norm: float | None) -> float:
     if clip_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip_norm, norm)
     return float(norm)
-
-
-def make_average(part: AveragePart, model: nn.Module) -> AveragedModel | None:
-    """The average of the weights that the recipe asks for."""
-    if part.name == "none":
-        return None
-    return ema(model, decay=part.decay) if part.name == "ema" else swa(model)

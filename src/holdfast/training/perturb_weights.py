@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from holdfast.registry import Part, register
 from holdfast.training.context import Context
-from holdfast.training.outputs import Weights
+from holdfast.training.outputs import Weights, top_layer
 from holdfast.utils.options import Epochs, NotNegative
 
 LossAt = Callable[[Weights], Tensor]
@@ -64,7 +64,8 @@ def awp(
     Part(
         "awp-top",
         part="perturb_weights",
-        summary="as awp, for the linear top layer alone",
+        check_model=lambda model, x, **_: top_layer(model, x),
+        summary="as awp, for the linear top layer only",
         reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
     )
 )

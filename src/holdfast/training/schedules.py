@@ -154,7 +154,7 @@ def with_budget(threat: Threat, factor: float) -> Threat:
         return threat
     if not isinstance(threat, Linf | L2 | L1):
         raise InputError(
-            f"the budget of '{threat}' cannot be scaled; only that of Lp balls can. Use budget.name = 'constant', or "
+            f"the budget of '{threat}' cannot be scaled, only a ball's. Use budget.name = 'constant', or "
             "an objective that opens patches and pixels by and by, such as 'patch' or 'sparse'"
         )
     return replace(threat, eps=threat.eps * factor)

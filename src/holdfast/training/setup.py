@@ -25,13 +25,13 @@ from holdfast.threats import Threat
 from holdfast.training import folder as files
 from holdfast.training.augment import check_images
 from holdfast.training.context import Parts, in_mode
-from holdfast.training.curvature import trace_relu
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
-from holdfast.training.outputs import top_layer
-from holdfast.training.recipe.recipe import Recipe, Source, load_recipe, to_table, to_toml
+from holdfast.training.recipe.recipe import Recipe, to_table, to_toml
+from holdfast.training.recipe.sources import Source, load_recipe
 from holdfast.training.state import RunState, read_best
 from holdfast.training.workers import Workers
+from holdfast.utils.files import write_json, write_text
 from holdfast.utils.options import Choice
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def run_folder(recipe: Source, out: str | Path | None, *, resume: bool, force: b
 
 
 def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None, folder: Path | None) -> Task:
-    """Loads the data, builds the model, and checks that they fit each other and the recipe."""
+    """Load the data, builds the model, and checks that they fit each other and the recipe."""
     dataset = data if isinstance(data, Dataset) else _load(data or recipe.data)
     split, validation = dataset.train, None
     if recipe.validation > 0:
@@ -120,16 +120,12 @@ def make_parts(recipe: Recipe, model: nn.Module, split: Split) -> Parts:
     def bound(choice: Choice | None) -> partial[Any] | None:
         return None if choice is None else partial(get("train", choice.name).function, **choice.options)
 
-    trh = recipe.regularizers.get("trh")
-    top = None
-    x = split.x[:2].to(next(model.parameters()))
+    x, top = split.x[:2].to(next(model.parameters())), None
     with in_mode(model, False):
-        if trh is not None and trh["network"] == "top":
-            top = _checked("regularizers.trh", lambda: top_layer(model, x))
-        elif trh is not None and trh["estimator"] == "exact":
-            _checked("regularizers.trh.estimator", lambda: trace_relu(model, x))
-        if recipe.perturb_weights is not None and recipe.perturb_weights.name == "awp-top":
-            top = _checked("perturb_weights", lambda: top_layer(model, x))
+        for where, choice in recipe.parts.items():
+            check = get("train", choice.name).check_model
+            if check is not None:
+                top = _checked(where, partial(check, model, x, **choice.options)) or top
     return Parts(
         attack=bound(recipe.attack),
         targets=bound(recipe.targets),
@@ -213,10 +209,7 @@ def _check_fit(model: nn.Module, split: Split, dataset: Dataset) -> None:
 
 
 def _check_bounds(recipe: Recipe, model: nn.Module, split: Split) -> None:
-    """A layer that the bound of the objective, or that of the validation, cannot handle is found here.
-
-    Else it would be found at the first step, or after an epoch.
-    """
+    """Find a layer that a bound of the objective or of the validation cannot handle before the first step."""
     objective, threat = recipe.objective.name, recipe.adversary
     if threat is None:
         return
@@ -232,7 +225,7 @@ def _check_bounds(recipe: Recipe, model: nn.Module, split: Split) -> None:
 
 
 def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: bool) -> None:
-    """Starts the folder of a new run, or brings `run` to where the saved one stopped."""
+    """Start the folder of a new run, or brings `run` to where the saved one stopped."""
     if resume:
         _check_same(load_recipe(folder), task.recipe)
         with _reading(folder / files.LAST):
@@ -243,10 +236,11 @@ def open_run(folder: Path, task: Task, run: RunState, team: Workers, *, resume: 
     team.wait()
     if not team.leads:
         return
+    files.clean(folder)
     if not resume:
         files.clear(folder)
-    files.write_text(folder / files.RECIPE, to_toml(task.recipe))
-    files.write_json(folder / files.RUN, _about(task, team))
+    write_text(folder / files.RECIPE, to_toml(task.recipe))
+    write_json(folder / files.RUN, _about(task, team))
 
 
 @contextmanager
@@ -266,7 +260,7 @@ def _check_same(before: Recipe, now: Recipe) -> None:
         if key not in _FREE and old.get(key) != new.get(key):
             raise InputError(
                 f"{key}: the run has {old.get(key)!r}, the recipe now says {new.get(key)!r}. A resumed run may change "
-                "'epochs' alone; start another run for anything else."
+                "only 'epochs'; start another run for anything else."
             )
 
 

@@ -65,14 +65,14 @@ class RunState:
         return self.model
 
     def count(self, means: dict[str, float], examples: int) -> None:
-        """Adds the means of one batch to the totals of the epoch."""
+        """Add the means of one batch to the totals of the epoch."""
         for key, value in means.items():
             self.totals[key] = self.totals.get(key, 0.0) + value * examples
         self.examples += examples
         self.batch += 1
 
     def next_epoch(self, row: dict[str, Any]) -> None:
-        """Closes the epoch with its row of the history."""
+        """Close the epoch with its row of the history."""
         self.history.append(row)
         self.epoch, self.batch, self.seconds, self.examples, self.totals = self.epoch + 1, 0, 0.0, 0, {}
 

@@ -15,10 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from holdfast.attacks.core.losses import Loss
-from holdfast.bounding.linear.relaxation import Relaxation
-from holdfast.training.attack import pgd
+from holdfast.bounding.core.region import region
+from holdfast.bounding.graph.trace import trace_batch
+from holdfast.bounding.linear.relaxation import Relaxation, relaxation
+from holdfast.registry import get
+from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Context, Metrics, in_mode
 from holdfast.training.outputs import Output, Weights, forward
+from holdfast.training.top_curvature import trace_ce
 
 Inner = Literal["none", "ce", "kl"]
 
@@ -29,7 +33,7 @@ class Target:
 
     Attributes:
         value: labels (B,) or distributions (B, K).
-        weight: of each example, (B,), or None for equal weights.
+        weight: weight of each example, (B,), or None for equal weights.
         weigh_all: the weights apply to the whole loss, not only to the part that fits the targets.
     """
 
@@ -103,6 +107,14 @@ class Taken:
         """The outputs at x, at the weights of this step."""
         return forward(self.model, x, weights=self.weights, top=self.context.parts.top)
 
+    def relaxation(self) -> Relaxation | None:
+        """The relaxed network of the objective, by intervals if it has bounded none; None without a budget."""
+        threat = self.context.threat
+        if self.relaxed is not None or threat.budget == 0:
+            return self.relaxed
+        graph, _ = trace_batch(self.model, self.x)
+        return relaxation(graph, region(threat, self.x, sound=False), slopes=None, hidden=False, sound=False)
+
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:
     """KL(softmax(p) || softmax(q)) of each example, (B,), from logits (B, K)."""
@@ -112,6 +124,24 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 def fit(logits: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of each example, (B,), against labels (B,) or distributions (B, K)."""
     return cross_entropy(logits, target, reduction="none")
+
+
+def cross_entropy_family(inner: Inner) -> Family:
+    """The cross-entropy at x', which is x where there is no attack."""
+    return Family(
+        inner,
+        False,
+        terms=lambda views: Terms(fit(views.adv.logits, views.target)),
+        trace=lambda views, bias: Terms(trace_ce(views.adv, bias=bias)),
+    )
+
+
+def stops_gradient(stop_gradient: bool | None, context: Context) -> bool:
+    """Whether a loss that pairs two outputs holds the clean one fixed; by default only beside a curvature penalty."""
+    if stop_gradient is not None:
+        return stop_gradient
+    parts = context.parts.regularizers.items()  # weight 0 is the base method
+    return any(get("train", name).curvature and part.keywords.get("weight") != 0 for name, part in parts)
 
 
 def inner_loss(kind: Inner, model: nn.Module, x: Tensor) -> Loss:
@@ -136,7 +166,7 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
     Args:
         model: from (B, ...) to logits (B, K).
         x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with the parts of the recipe.
+        context: this step, with the parts of the recipe.
         family: what the objective is made of.
     """
     parts = context.parts
@@ -192,7 +222,7 @@ def mean_loss(terms: Terms, target: Target | None) -> Tensor:
 
 @torch.no_grad()
 def _record(terms: Terms, context: Context) -> None:
-    """Adds the loss of each example to its total, which its difficulty is measured by (`analyze.difficulty`)."""
+    """Add the loss of each example to its total; `holdfast.analyze.difficulty` measures difficulty by it."""
     state, loss = context.state, terms.fit
     if "loss_sum" not in state:
         state["loss_sum"], state["loss_count"] = loss.new_zeros(context.count), loss.new_zeros(context.count)

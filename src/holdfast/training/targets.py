@@ -1,9 +1,12 @@
 """What the outputs are compared with: softened or learned targets, and a weight for each example."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from holdfast.errors import InputError
 from holdfast.registry import Part, register
 from holdfast.training.context import Context
 from holdfast.training.outputs import Output
@@ -89,7 +92,7 @@ def adaptive(
 
     Args:
         rho: memory of t, which starts at the label.
-        beta: 1 for the labels, 0 for t alone.
+        beta: 1 for only the labels, 0 for only t.
         reweight: weigh each example by the probability of its label at x'.
         start: epoch from which targets and weights are used.
     """
@@ -102,10 +105,17 @@ def adaptive(
     return Target(beta * labels + (1 - beta) * _moving(probability, labels, context, rho, start), weight, True)
 
 
+def _check_attack(recipe: Any, **_: Any) -> None:
+    if recipe.attack is None or recipe.attack.name != "pgd":
+        attack = "none" if recipe.attack is None else f"'{recipe.attack.name}'"
+        raise InputError(f"targets.name: 'geometry' counts the steps of the attack 'pgd', but attack.name is {attack}")
+
+
 @register(
     Part(
         "geometry",
         part="targets",
+        check_recipe=_check_attack,
         summary="more weight for examples that few steps break; overfits to the attack, for comparison",
         reference="Zhang et al., Geometry-aware instance-reweighted adversarial training, 2021",
     )

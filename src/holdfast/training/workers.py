@@ -19,7 +19,7 @@ from holdfast.training.context import Context, Metrics, Objective
 
 @dataclass(frozen=True)
 class Workers:
-    """This process among those of the run: `rank` of `count`; rank 0 alone writes files."""
+    """This process among the processes of the run: `rank` of `count`; only rank 0 writes files."""
 
     rank: int = 0
     count: int = 1
@@ -61,12 +61,12 @@ class Workers:
 
 
 def _exchange_device() -> torch.device:
-    """NCCL moves GPU tensors only, gloo those of the CPU."""
+    """NCCL moves GPU tensors only, gloo moves CPU tensors."""
     return torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")
 
 
 def find_workers() -> Workers:
-    """The processes that `torchrun` started (RANK and WORLD_SIZE in the environment), or this one alone.
+    """The processes that `torchrun` started (RANK and WORLD_SIZE in the environment), or only this one.
 
     The group lives as long as the process: torchrun's store does not let the same processes meet a second time.
     """

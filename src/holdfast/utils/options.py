@@ -29,9 +29,12 @@ class Rule:
 
 POSITIVE = Rule("> 0", lambda value: value > 0)
 AT_LEAST_ONE = Rule(">= 1", lambda value: value >= 1)
+EVEN = Rule(">= 2 and even", lambda value: value >= 2 and value % 2 == 0)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
 FRACTION = Rule(">= 0 and < 1", lambda value: 0 <= value < 1)
 UNIT = Rule("between 0 and 1", lambda value: 0 <= value <= 1)
+SHARE = Rule("> 0 and <= 1", lambda value: 0 < value <= 1)
+INSIDE = Rule("> 0 and < 1", lambda value: 0 < value < 1)
 ANY = Rule("", lambda value: True)
 
 # Annotations for options.
@@ -40,7 +43,12 @@ NotNegative = Annotated[float, NOT_NEGATIVE]
 Fraction = Annotated[float, FRACTION]
 Unit = Annotated[float, UNIT]
 Count = Annotated[int, AT_LEAST_ONE]
+Even = Annotated[int, EVEN]
 Epochs = Annotated[int, NOT_NEGATIVE]
+Share = Annotated[float, SHARE]
+Inside = Annotated[float, INSIDE]
+Factor = Annotated[float, AT_LEAST_ONE]
+Whole = Annotated[int, NOT_NEGATIVE]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.ascent import perturb
 from holdfast.attacks.core.indicators import Indicator, indicators, needs_more, verdict
 from holdfast.attacks.core.stages import untouched
-from holdfast.attacks.pgd import perturb
 from holdfast.random import Noise
 
 NAMES = (

@@ -10,7 +10,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.attacks.core.hyperplane import move_to_hyperplane
 from holdfast.attacks.core.minimum_norm import BALLS, Nearest, Search, line_search, norm_of
-from holdfast.attacks.core.nearest import METHODS, nearest
+from holdfast.attacks.core.nearest import nearest, nearest_methods
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.registry import get
@@ -25,7 +25,7 @@ QUICK = {
     "ddn": {"steps": 20, "epsilon": 0.5, "gamma": 0.1},
 }
 NORMS = {"deepfool": ("linf", "l2"), "cw": ("linf", "l2"), "ddn": ("l2",)}
-PAIRS = [(method, norm) for method in METHODS for norm in NORMS.get(method, ("linf", "l2", "l1"))]
+PAIRS = [(method, norm) for method in nearest_methods() for norm in NORMS.get(method, ("linf", "l2", "l1"))]
 ATTACKS = [(method, norm) for method, norm in PAIRS if method != "auto"]
 BUDGET = {"linf": 0.1, "l2": 0.4, "l1": 1.5}
 
@@ -170,7 +170,7 @@ def test_the_line_search_ends_at_the_boundary():
     with torch.no_grad():
         search.note(far, model(far))
         line_search(model, search, steps=8, name="here")
-    result = search.result()
+    result = search.closest()
     assert float(result.distance) == pytest.approx(0.3 * 2**0.5, rel=1e-3)
     assert result.by == ("here",)
     assert int(result.queries) == 1 + 2 + 8
@@ -193,7 +193,7 @@ def test_the_model_is_left_as_it_came():
         ({"goal": 3}, "has no option 'goal'"),
         ({"chunk": 0}, "chunk must be at least 1"),
         ({"index": torch.arange(2)}, "index must have shape"),
-        ({"steps": 1}, "steps >= 2"),
+        ({"steps": 1}, "at least 2 steps"),
         ({"low": 0.5}, "outside the valid range"),
         ({"low": 2.0}, "low < high"),
     ],

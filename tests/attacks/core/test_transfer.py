@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks.core.ascent import perturb
 from holdfast.attacks.core.transfer import TransferSummary, transfer_matrix, transfer_summary
-from holdfast.attacks.pgd import perturb
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 

@@ -16,16 +16,10 @@ from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.layers import MinMax
 from holdfast.models.zoo.centroid import Centroid, CentroidNet, with_rejection
 from holdfast.threats import L2
-from holdfast.training import objectives
 from holdfast.training.objectives.centroid import centroid, margins
-from holdfast.training.recipe.recipe import load_recipe
+from holdfast.training.recipe.sources import load_recipe
 
 RECIPE = "mnist-mini-centroid"
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch):
-    monkeypatch.setitem(objectives.CERTIFIES, "centroid", "centroid")
 
 
 def network(per_class=2, dtype=torch.float64):

@@ -17,32 +17,16 @@ from holdfast.data import Dataset, load_data
 from holdfast.models.layers import MinMax
 from holdfast.models.zoo import liresnet as _liresnet  # noqa: F401  (registers the architectures)
 from holdfast.threats import L2
-from holdfast.training import objectives
-from holdfast.training.objectives.gloro import (
-    RIVAL,
-    VECTORS,
-    ce_loss,
-    emma_loss,
-    estimated,
-    gloro,
-    lmt,
-    margin_loss,
-    ramp_loss,
-    trades_loss,
-)
-from holdfast.training.recipe.recipe import load_recipe
+from holdfast.training.objectives.core.lipschitz import RIVAL, VECTORS, estimated, margin_loss
+from holdfast.training.objectives.gloro import ce_loss, emma_loss, gloro, ramp_loss, trades_loss
+from holdfast.training.objectives.lmt import lmt
+from holdfast.training.recipe.sources import load_recipe
 
 LOSSES = ("emma", "ce", "trades", "margin", "ramp")
 RECIPES = (
     *("mnist-gloro", "mnist-gloro-l2-0.3", "mnist-gloro-muon", "cifar10-gloro", "cifar10-gloro-liresnet"),
     *("mnist-mini-gloro", "mnist-mini-lmt"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch):
-    monkeypatch.setitem(objectives.CERTIFIES, "gloro", "gloro")
-    monkeypatch.setitem(objectives.CERTIFIES, "lmt", "lipschitz")
 
 
 def network(dtype=torch.float64):

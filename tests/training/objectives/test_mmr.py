@@ -14,7 +14,6 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.data import Dataset, load_data
 from holdfast.errors import UnsupportedError
 from holdfast.threats import L1, L2, Linf
-from holdfast.training import objectives
 from holdfast.training.context import Parts
 from holdfast.training.objectives.mmr import boundary_distances, local_map, mmr, mmr_at, region_distances
 
@@ -200,8 +199,7 @@ def test_other_networks_are_refused_by_name(layer):
         mmr(model, x, y, make_context(2, Linf(0.1)))
 
 
-def test_small_recipe_trains(monkeypatch):
-    monkeypatch.setitem(objectives.TAKES, "mmr-at", ("attack",))
+def test_small_recipe_trains():
     data = load_data("mnist-mini")
     few = Dataset("mnist-mini", data.train[:80], data.test[:10], data.classes)
     for changes in ({}, {"objective.name": "mmr-at", "attack.name": "pgd", "attack.steps": 2}):

@@ -1,4 +1,3 @@
-import importlib
 import itertools
 import math
 from dataclasses import replace
@@ -16,10 +15,9 @@ from holdfast.bounding.graph.trace import trace, trace_batch
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.training import load_recipe, train
+from holdfast.training.objectives import patch as module
 from holdfast.training.objectives.patch import groups, patch, place_margins, worst_margins
 from patch_tasks import convnet, dense_margins, task
-
-module = importlib.import_module("holdfast.training.objectives.patch")  # the package shows the function under this name
 
 
 @pytest.mark.parametrize("batch", [1, 5])

@@ -1,5 +1,3 @@
-import importlib
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -12,13 +10,11 @@ from holdfast.models.zoo.unet import UNet
 from holdfast.random import Noise
 from holdfast.training import folder as files
 from holdfast.training import train
+from holdfast.training.objectives import patch_guided as module
 from holdfast.training.objectives.patch import patch, place_margins
-from holdfast.training.objectives.patch_guided import draw_places, guided, squared_error
+from holdfast.training.objectives.patch_guided import draw_places, patch_guided, squared_error
 from patch_tasks import convnet, task
 
-module = importlib.import_module(
-    "holdfast.training.objectives.patch_guided"
-)  # the package shows the function under this name
 SHAPE, THREAT = (2, 9, 7), hf.Patch(2, 2)
 GRID = (8, 6)
 
@@ -80,8 +76,8 @@ def test_a_perfect_predictor_gives_the_loss_of_all_places(monkeypatch):
     perfect = torch.zeros(5, 4, 9, 7)
     perfect[:, :, :8, :6] = all_margins(model, x, y).transpose(1, 2).unflatten(2, GRID)
     monkeypatch.setattr(module, "predict", lambda weights, x, *_: perfect + 0 * sum(w.sum() for w in weights.values()))
-    strict = guided(model, x, y, make_context(5, THREAT), temperature=1e7)
-    loose = guided(model, x, y, make_context(5, THREAT), temperature=1e-3)
+    strict = patch_guided(model, x, y, make_context(5, THREAT), temperature=1e7)
+    loose = patch_guided(model, x, y, make_context(5, THREAT), temperature=1e-3)
     every = patch(model, x, y, make_context(5, THREAT), places=0)[0].item()
     assert strict[0].item() == pytest.approx(every, rel=1e-6)
     assert loose[0].item() < every
@@ -114,7 +110,7 @@ def test_the_model_learns_from_the_margins_alone():
     model = convnet().eval()
     x, y = task()
     context = make_context(5, THREAT)
-    loss, _ = guided(model, x, y, context, per_class=2)
+    loss, _ = patch_guided(model, x, y, context, per_class=2)
     ours = torch.autograd.grad(loss, list(model.parameters()))
     again = make_context(5, THREAT)
     weights = module.proposal_weights(again, x, 4, 10)
@@ -141,7 +137,7 @@ def test_the_proposal_is_trained_by_adam_in_the_state(batch):
     network.load_state_dict(before)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.1)  # the learning rate of the context
     for _ in range(3):
-        _, metrics = guided(model, x, y, context)
+        _, metrics = patch_guided(model, x, y, context)
         predicted = network(x)[:, :, :8, :6].flatten(2)
         places = draw_places(predicted, context.noise, per_class=1, temperature=1.0)
         corners = THREAT.locations(SHAPE)[places][:, :, None]
@@ -162,7 +158,7 @@ def test_the_prediction_improves():
     x, y = task(16)
     context = make_context(16, THREAT)
     context.optimizer.param_groups[0]["lr"] = 5e-3
-    errors = [float(guided(model, x, y, context, per_class=4)[1]["proposal_error"]) for _ in range(25)]
+    errors = [float(patch_guided(model, x, y, context, per_class=4)[1]["proposal_error"]) for _ in range(25)]
     assert sum(errors[-3:]) < 0.7 * sum(errors[:3])
 
 

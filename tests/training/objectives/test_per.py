@@ -21,11 +21,10 @@ from holdfast.certificates.core.distance import distance, dual, half_spaces
 from holdfast.data import Dataset, load_data
 from holdfast.random import Noise
 from holdfast.threats import L1, L2, Linf
-from holdfast.training import objectives
-from holdfast.training.attack import pgd
+from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Parts
 from holdfast.training.objectives.per import envelope, hinge, others, per, per_at, sample, signed_distances
-from holdfast.training.recipe.recipe import load_recipe
+from holdfast.training.recipe.sources import load_recipe
 from holdfast.training.step import fit
 
 NORMS = ("linf", "l2", "l1")
@@ -388,12 +387,6 @@ def test_images_and_batch_norm():
         assert number(metrics["per"]) > 0
 
 
-@pytest.fixture
-def registered(monkeypatch):
-    """The parts of the objectives, as the package lists them."""
-    monkeypatch.setitem(objectives.TAKES, "per-at", ("attack",))
-
-
 @pytest.mark.parametrize(
     ("name", "objective", "alpha", "beta", "share", "bounds"),
     [
@@ -405,7 +398,7 @@ def registered(monkeypatch):
         ("cifar10-per-at", "per-at", 12.75, 0.001, 0.1, "linear"),
     ],
 )
-def test_recipes_hold_the_published_numbers(registered, name, objective, alpha, beta, share, bounds):
+def test_recipes_hold_the_published_numbers(name, objective, alpha, beta, share, bounds):
     recipe = load_recipe(name)
     options = recipe.objective.options
     assert recipe.objective.name == objective
@@ -416,7 +409,7 @@ def test_recipes_hold_the_published_numbers(registered, name, objective, alpha, 
 
 
 @pytest.mark.parametrize("name", ["mnist-mini-per", "mnist-mini-per-at"])
-def test_small_recipes_train(registered, name):
+def test_small_recipes_train(name):
     data = load_data("mnist-mini")
     few = Dataset("mnist-mini", data.train[:80], data.test[:10], data.classes)
     changes = {

@@ -1,4 +1,3 @@
-import importlib
 import itertools
 import math
 
@@ -20,12 +19,9 @@ from holdfast.errors import InputError
 from holdfast.models.layers import Normalize
 from holdfast.random import Noise
 from holdfast.training import load_recipe, train
+from holdfast.training.objectives import sparse as module
 from holdfast.training.objectives.sparse import dense_bounds, sparse, sparse_margins
 from patch_tasks import convnet, task
-
-module = importlib.import_module(
-    "holdfast.training.objectives.sparse"
-)  # the package shows the function under this name
 
 
 def mlp(features=8, classes=3, seed=0, normalize=False):

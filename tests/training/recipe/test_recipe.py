@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from holdfast import InputError, Linf, StorageError, UnsupportedError
 from holdfast.training import list_recipes, load_recipe, parse_override
+from holdfast.training.recipe import sources
 from holdfast.training.recipe.recipe import to_table, to_toml
 from holdfast.utils.options import Choice
 
@@ -14,9 +15,26 @@ AT = {"objective": {"name": "at"}, "threat": "l2:1"}
 
 
 def test_shipped_recipes_are_valid_and_say_what_they_need():
-    recipes = {recipe.name: recipe for recipe in list_recipes()}
-    assert {"mnist-mini-standard", "mnist-mini-at", "mnist-at", "cifar10-at"} <= set(recipes)
-    assert all(recipe.summary and recipe.needs and recipe.data and recipe.model for recipe in recipes.values())
+    listed = list_recipes()
+    assert {"mnist-mini-standard", "mnist-mini-at", "mnist-at", "cifar10-at"} <= {entry.name for entry in listed}
+    for entry in listed:
+        recipe = load_recipe(entry.name)
+        assert recipe.summary
+        assert recipe.needs
+        assert entry.adversary == recipe.adversary
+        for key in ("name", "summary", "needs", "data", "threat", "model"):
+            assert getattr(entry, key) == getattr(recipe, key)
+        assert entry.objective.name == recipe.objective.name
+        assert entry.objective.options.items() <= recipe.objective.options.items()
+
+
+def test_the_list_of_recipes_validates_none_of_them(monkeypatch):
+    def fail(*_):
+        raise AssertionError
+
+    sources._listed.cache_clear()
+    monkeypatch.setattr(sources, "resolved", fail)
+    assert len(list_recipes()) > 100
 
 
 def test_published_settings():

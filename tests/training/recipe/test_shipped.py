@@ -20,7 +20,7 @@ from holdfast.training import display as display_module
 from holdfast.training import list_recipes, load_recipe, parse_override, train
 from holdfast.training.interrupt import stop_on_signal
 
-RECIPES = {recipe.name: recipe for recipe in list_recipes()}
+RECIPES = {listed.name: load_recipe(listed.name) for listed in list_recipes()}
 SMALL = [name for name in RECIPES if name.startswith("mnist-mini-")]
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE, CERTIFIED = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("training", "certified-training"))
@@ -63,8 +63,6 @@ def shortened(recipe, files):
         changes["objective.start_epoch"] = 1
     if recipe.evaluate.certify != "none":  # once before the first epoch is enough: some proofs take seconds
         changes["evaluate.certify"] = "none"
-    if recipe.objective.name in ("patch-guided", "cap", "bcp"):
-        changes["batch_size"] = 60
     if recipe.extra is not None:
         changes |= {"extra.data": str(files / "more.npz"), "init": str(files / "model.safetensors")}
     return changes

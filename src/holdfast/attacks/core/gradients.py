@@ -28,7 +28,7 @@ _SEEN = frozenset((torch.conv2d, *_STEPS, *_SOFTMAXES))
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """No gradients for the parameters inside: the backward pass then computes the input's gradient alone."""
+    """Switch off the gradients of the parameters inside: the backward pass computes only the input's gradient."""
     owned = (p for module in modules_in(model) for p in module._parameters.values())
     parameters = [p for p in owned if p is not None and p.requires_grad]
     for parameter in parameters:
@@ -81,7 +81,7 @@ def input_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of the loss at x (shape of x), the loss (B,) and the logits (B, K), detached.
 
-    Where the model ends in a softmax, the logits are those before it.
+    If the model ends in a softmax, the logits are its arguments.
 
     Args:
         model: from (B, ...) to logits (B, K).
@@ -131,7 +131,7 @@ def _finite(gradient: Tensor) -> Tensor:
 
 
 def logits_of(model: nn.Module, x: Tensor, tape: list[Back] | None = None) -> Tensor:
-    """The model's logits (B, K) with the gradients that attacks need; those before a final softmax.
+    """The model's logits (B, K) with the gradients that attacks need, taken before a final softmax.
 
     The layers of a chain are called one by one, as the mode costs more than some layers; see `chain.forward`, also for
     the tape.
@@ -145,7 +145,7 @@ def logits_of(model: nn.Module, x: Tensor, tape: list[Back] | None = None) -> Te
 
 
 def look(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """Loss (B,) and logits (B, K) without the gradient, such that the losses compare with those of `input_gradient`."""
+    """Loss (B,) and logits (B, K) as `input_gradient` has them, without the gradient."""
     logits = logits_of(model, x)
     return loss(logits, y), logits
 
@@ -154,7 +154,7 @@ def answer(model: nn.Module, x: Tensor) -> Tensor:
     """The logits of x (B, K), with a graph that leads back to x if there is one.
 
     A model that cannot take an x which asks for its gradient, such as one that turns it into a NumPy array, is given
-    the values alone.
+    only the values.
     """
     try:
         return logits_of(model, x)

@@ -73,7 +73,7 @@ def _level(gap: Tensor, gain: Tensor, stop: Tensor) -> Tensor:
 
 
 def _largest_first(size: Tensor, gap: Tensor, room: Tensor) -> Tensor:
-    """Moves all of the room of the values with the largest size, until their share of the gap is spent."""
+    """Move all of the room of the values with the largest size, until their share of the gap is spent."""
     ordered, order = size.sort(-1, descending=True)
     order = order.expand_as(room)
     room = room.gather(-1, order)

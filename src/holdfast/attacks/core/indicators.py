@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.auto_pgd import auto_pgd
+from holdfast.attacks.core.chance import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.core.gradients import frozen, logits_of, look, masks
 from holdfast.attacks.core.losses import cross_entropy, margin
-from holdfast.attacks.eot import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.square import square
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
@@ -32,7 +32,7 @@ THREATS = ("linf", "l2", "l1")
 FEW = 0.02
 """Share of the inputs that chance explains: one of 64, for an attack that is short."""
 MANY = 0.1
-"""Share of the inputs above which a failure is that of the attack, not of single inputs."""
+"""Share of the inputs above which the attack failed, not single inputs."""
 UNSTABLE = 0.15
 """Share of the inputs on which two short runs may differ: up to an eighth do for L1 balls around robust models."""
 STEPS, POINTS, QUERIES, DRAWS, VOTES = 40, 32, 300, 4, 100
@@ -146,7 +146,7 @@ def _confirmed(model: nn.Module, found: Tensor, x_adv: Tensor, y: Tensor, *, see
 
 class _Run(NamedTuple):
     broken: Tensor  # (B,) bool
-    rose: Tensor  # (B,) bool: the loss at the end is above that of the start, or the input was broken
+    rose: Tensor  # (B,) bool: the loss at the end is above the loss at the start, or the input was broken
 
 
 def _ascend(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise, confirmed: Confirm) -> _Run:
@@ -279,5 +279,5 @@ def verdict(indicators: Iterable[Indicator]) -> Verdict:
 
 
 def needs_more(indicators: Iterable[Indicator]) -> bool:
-    """Whether a cheap cascade should go on to the full ensemble: any sign but the masks that it sees through."""
+    """True if a cheap cascade should go on to the full ensemble: any sign but the masks that it sees through."""
     return bool(_unexplained({i.name for i in indicators if i.fired}) - {"stochastic"})

@@ -51,7 +51,7 @@ def targeted_cross_entropy(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2); with three classes or fewer the numerator alone.
+    """(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2); with three classes or fewer only the numerator.
 
     With three, z_(1) - z_(3) would make it -1 wherever the target comes last, and its gradient zero.
     """

@@ -1,15 +1,19 @@
 """What minimum-norm attacks share: the closest misclassified point so far, and the planes that they linearise to."""
 
+import inspect
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.gradients import logits_of
-from holdfast.attacks.core.hyperplane import move_to_hyperplane
-from holdfast.attacks.core.losses import likely_targets, margin
-from holdfast.attacks.core.stages import group_size, survivors
+from holdfast.attacks.core.losses import margin
+from holdfast.attacks.core.survivors import Survivors, broken_by
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
+from holdfast.random import Noise
 from holdfast.results import AttackResult
 from holdfast.threats import L1, L2, Linf, Threat, norm_2
 
@@ -25,7 +29,7 @@ class Nearest:
         distance: (B,) its distance from x; infinity where none was found, 0 where x is misclassified already.
         by: name of the method that found it; "clean" where x is misclassified already, "" where none was found.
         gradients: (B,) int64, gradient evaluations spent on each input.
-        queries: (B,) int64, forward passes spent on each input, those of the gradients included.
+        queries: (B,) int64, forward passes spent on each input, including the ones for gradients.
     """
 
     x_adv: Tensor
@@ -33,6 +37,10 @@ class Nearest:
     by: tuple[str, ...]
     gradients: Tensor
     queries: Tensor
+
+
+NearestForm = Callable[..., Nearest]
+"""A function `(model, x, y, norm, low, high, *, noise, goal, options)` that finds the closest misclassified points."""
 
 
 def check_norm(norm: str) -> str:
@@ -62,41 +70,39 @@ def dual_norm_of(d: Tensor, norm: str) -> Tensor:
     return norm_of(d, {"linf": "l1", "l2": "l2", "l1": "linf"}[norm])
 
 
+def annealed(first: float, last: float, step: int, steps: int) -> float:
+    """Cosine annealing from `first` at step 0 to `last` at the last step."""
+    return last + (first - last) * (1 + math.cos(math.pi * step / max(1, steps - 1))) / 2
+
+
+def unit(gradient: Tensor) -> Tensor:
+    """The gradient with Euclidean norm one."""
+    return gradient / per_input(norm_2(gradient).clamp(min=torch.finfo(gradient.dtype).tiny ** 0.5), gradient)
+
+
 def per_input(values: Tensor, like: Tensor) -> Tensor:
     """(B,) -> (B, 1, 1, ...), to broadcast against `like`."""
     return values.view(-1, *[1] * (like.ndim - 1))
 
 
-class Search:
-    """Keeps the closest misclassified point of each input of a batch, and counts what it cost.
+class Search(Survivors):
+    """Keep the closest misclassified point of each input in `x_adv`; an input is done once it lies within `goal`.
 
-    A run works on the inputs `row` of the batch, `x` and `y`. An input is done once its point lies within `goal`; it
-    leaves the run with its group (see `stages.survivors`), and is neither changed nor counted until then.
+    Attributes:
+        distance: (B,) of the closest point; infinity if none is known.
     """
 
     def __init__(self, x: Tensor, y: Tensor, norm: str, low: float, high: float, goal: float = 0.0) -> None:
+        super().__init__(x, y)
         self.norm, self.low, self.high, self.goal = check_norm(norm), low, high, goal
-        self.all_x, self.all_y, self.closest = x, y, x.clone()
         self.distance = x.new_full((len(x),), torch.inf)
-        self.gradients = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        self.queries = torch.zeros_like(self.gradients)
         self._by = torch.zeros_like(self.gradients)
-        self._names = ["", "clean"]
-        self.start("")
+        self._names = ["", "clean", ""]
 
     def start(self, name: str, chosen: Tensor | None = None) -> bool:
-        """Begins a run of `name` on those of the `chosen` inputs that are not done; False if none is left."""
-        going = self.distance > self.goal
-        self.row = (going if chosen is None else going & chosen).nonzero()[:, 0]
-        self.x, self.y = self.all_x[self.row], self.all_y[self.row]
-        self._group = group_size(len(self.row))
+        """Begin a run of `name` on the `chosen` inputs that are not done; return False if there are none."""
         self._names.append(name)
-        return len(self.row) > 0
-
-    @property
-    def going(self) -> Tensor:
-        """Which inputs of the run are not done, (R,) bool."""
-        return self.distance[self.row] > self.goal
+        return self.resume(chosen)
 
     @property
     def nearest(self) -> Tensor:
@@ -104,7 +110,7 @@ class Search:
         return self.distance[self.row]
 
     def note(self, x_adv: Tensor, logits: Tensor, *, gradients: int = 0, queries: int = 1) -> Tensor:
-        """Takes the logits at points in the range, and says which of them are misclassified, (R,) bool."""
+        """Take the logits at points in the range; return which of them are misclassified, (R,) bool."""
         self.count(gradients, queries)
         wrong = logits.argmax(1) != self.y
         distance = norm_of(x_adv - self.x, self.norm)
@@ -112,36 +118,48 @@ class Search:
         clear = self.nearest * (1 - 64 * torch.finfo(distance.dtype).eps)
         better = self.going & wrong & (distance < clear)
         at = self.row[better]
-        self.closest[at], self.distance[at] = x_adv[better], distance[better]
+        self.x_adv[at], self.distance[at] = x_adv[better], distance[better]
+        self.success[at] = distance[better] <= self.goal
         self._by[at] = torch.where(distance[better] > 0, len(self._names) - 1, 1)
         return wrong
-
-    def count(self, gradients: int, queries: int) -> None:
-        """Counts evaluations of the inputs that are not done."""
-        self.gradients[self.row] += gradients * self.going
-        self.queries[self.row] += queries * self.going
-
-    def leave(self, *state: Tensor) -> tuple[Tensor, ...]:
-        """Lets inputs that are done leave; the tensors `state`, one row for each input of the run, shrink with it."""
-        stay = survivors(~self.going, self._group)
-        if stay is None:
-            return state
-        self.row, self.x, self.y = self.row[stay], self.x[stay], self.y[stay]
-        return tuple(tensor[stay] for tensor in state)
 
     def clip(self, x: Tensor) -> Tensor:
         """`x` clipped to the valid range."""
         return x.clamp(self.low, self.high)
 
-    def result(self) -> Nearest:
-        """What was found."""
+    def closest(self) -> Nearest:
+        """The closest points of the batch."""
         by = tuple(self._names[i] for i in self._by.tolist())
-        return Nearest(self.closest, self.distance, by, self.gradients, self.queries)
+        return Nearest(self.x_adv, self.distance, by, self.gradients, self.queries)
+
+
+def in_threat(name: str, nearest: NearestForm) -> Callable[..., AttackResult]:
+    """The form for a threat of a minimum-norm attack: it succeeds if the closest point fits the budget.
+
+    The attack has the options of `nearest`, a function `(model, x, y, norm, low, high, *, noise, goal, options)`, but
+    `goal`: an input is done as soon as a point within the budget is known.
+    """
+
+    def attack(
+        model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, noise: Noise | None = None, **options: Any
+    ) -> AttackResult:
+        ball = (threat.name, threat.low, threat.high)
+        found = nearest(model, x, y, *ball, noise=noise, goal=threat.budget, **options)
+        return within(model, x, y, threat, found, name)
+
+    own = list(inspect.signature(attack).parameters.values())[:-1]
+    options = [o for o in inspect.signature(nearest).parameters.values() if o.kind is o.KEYWORD_ONLY]
+    parameters = own + [o for o in options if o.name not in ("noise", "goal")]
+    update_wrapper(attack, nearest, assigned=("__module__", "__doc__"))
+    attack.__name__ = attack.__qualname__ = name.replace("-", "_")
+    attack.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": AttackResult}
+    attack.__signature__ = inspect.Signature(parameters, return_annotation=AttackResult)  # type: ignore[attr-defined]
+    return attack
 
 
 @torch.no_grad()
 def within(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, found: Nearest, name: str) -> AttackResult:
-    """The answer for a threat: the closest point where it lies in the set; else that point, projected and looked at.
+    """Answer for a threat: the closest point if it lies in the set, else its projection, which is looked at.
 
     A point found just outside often projects onto a misclassified one; the look at it is counted.
     """
@@ -152,19 +170,18 @@ def within(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, found: Neares
         x_adv[far] = threat.project(x_adv[far], x[far])
         success[far] = model(x_adv[far]).argmax(1) != y[far]
         queries[far] += 1
-    by = tuple(name if broken else "" for broken in success.tolist())
-    return AttackResult(x_adv, success, by, found.gradients, queries)
+    return AttackResult(x_adv, success, broken_by(name, success), found.gradients, queries)
 
 
 def line_search(model: nn.Module, search: Search, *, steps: int, name: str) -> None:
-    """Goes back from each closest point towards x as far as it stays misclassified, by interpolation of the margin.
+    """Go back from each closest point towards x as far as it stays misclassified, by interpolation of the margin.
 
     The bracket [a, b] of the segment has a right and a wrong end; the next point lies just behind the zero of the
     margin's secant (on it, rounding would decide), and a tenth away from either end, so that the bracket shrinks.
     """
     if not search.start(name, torch.isfinite(search.distance)):
         return
-    x_adv = search.closest[search.row]
+    x_adv = search.x_adv[search.row]
     a, b = torch.zeros_like(search.nearest), torch.ones_like(search.nearest)
     logits = model(search.x)
     search.note(search.x, logits)
@@ -173,7 +190,7 @@ def line_search(model: nn.Module, search: Search, *, steps: int, name: str) -> N
     search.note(x_adv, logits)
     f_b, d = margin(logits, search.y), x_adv - search.x
     for _ in range(steps):
-        if not bool(search.going.any()):
+        if search.over:
             return
         d, a, b, f_a, f_b = search.leave(d, a, b, f_a, f_b)
         zero = f_a / (f_a - f_b).clamp(max=-1e-30)
@@ -184,74 +201,3 @@ def line_search(model: nn.Module, search: Search, *, steps: int, name: str) -> N
         f = margin(logits, search.y)
         a, f_a = torch.where(wrong, a, t), torch.where(wrong, f_a, f)
         b, f_b = torch.where(wrong, t, b), torch.where(wrong, f, f_b)
-
-
-BEYOND = (1 + 1e-5, 1 + 1e-3)
-"""How far beyond a plane a point is tried, as a share of the way: on the plane itself rounding decides its class."""
-
-
-def move_onto_plane(x: Tensor, w: Tensor, f: Tensor, p: Tensor, norm: str, low: float, high: float) -> Tensor:
-    """The least move of x inside the range onto the plane f + <w, q - p> = 0 of points q, shape of x; f is (B,)."""
-    offset = (w * p).flatten(1).sum(1) - f
-    return move_to_hyperplane(x.flatten(1), w.flatten(1), offset, norm, low, high).view_as(x)
-
-
-def project_closest(model: nn.Module, search: Search, *, rounds: int, targets: int, name: str) -> None:
-    """Projects x onto the boundaries as linearised at its closest point; keeps what is closer and misclassified.
-
-    A round tries the boundaries to the `targets` classes of highest logit there, one gradient for each. Exact on a
-    linear model with at most `targets` other classes; elsewhere a round moves the point towards the foot of x on its
-    piece of the boundary.
-    """
-    for _ in range(rounds):
-        if not search.start(name, torch.isfinite(search.distance)):
-            return
-        p = search.closest[search.row]
-        ranked = likely_targets(model(p), search.y, targets)
-        search.count(gradients=0, queries=1)
-        for target in ranked.unbind(1):
-            w, f, _ = nearest_plane(model, p, search.y, target[:, None], search.norm)
-            search.count(gradients=1, queries=1)
-            move = move_onto_plane(search.x, w, f, p, search.norm, search.low, search.high)
-            for beyond in BEYOND:
-                x_adv = search.clip(search.x + beyond * move)
-                search.note(x_adv, model(x_adv))
-
-
-def nearest_plane(
-    model: nn.Module, x_t: Tensor, y: Tensor, classes: Tensor, norm: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the linearised boundaries to `classes`, the nearest: its gradient, z_j - z_y at x_t (B,), the logits (B, K).
-
-    One backward pass for each class, all on one forward pass.
-
-    Args:
-        x_t: points (B, ...).  y: labels (B,).
-        classes: (B, C), class indices, none of them y.
-        norm: of the distance.
-    """
-    with torch.enable_grad():
-        x_t = x_t.detach().requires_grad_(True)
-        logits = logits_of(model, x_t)
-        if not logits.requires_grad:
-            raise InputError(
-                "the model's answer has no gradient with respect to its input; use one without gradients: 'square'"
-            )
-        values = logits.gather(1, classes) - logits.gather(1, y[:, None])
-        planes = [torch.autograd.grad(f.sum(), x_t, retain_graph=True)[0] for f in values[:, 1:].unbind(1)]
-        (w,) = torch.autograd.grad(values[:, 0].sum(), x_t)
-    values = values.detach()
-    if not planes:
-        return w, values[:, 0], logits.detach()
-    value, far = values[:, 0], values[:, 0].abs() / dual_norm_of(w, norm).clamp(min=1e-12)
-    for f, g in zip(values[:, 1:].unbind(1), planes, strict=True):
-        far_g = f.abs() / dual_norm_of(g, norm).clamp(min=1e-12)
-        closer = far_g < far
-        value, far = torch.where(closer, f, value), torch.where(closer, far_g, far)
-        w = torch.where(per_input(closer, w), g, w)
-    return w, value, logits.detach()
-
-
-def other_classes(y: Tensor, count: int) -> Tensor:
-    """All classes but y, (B, count - 1)."""
-    return (y[:, None] + torch.arange(1, count, device=y.device)) % count

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.chance import Steady, is_stochastic
 from holdfast.attacks.core.gradients import answer, frozen, leads_somewhere, look, margin_gradient
 from holdfast.attacks.core.indicators import DRAWS, MANY
 from holdfast.attacks.core.losses import margin
-from holdfast.attacks.eot import Steady, is_stochastic
 
 Worth = Literal["useful", "useless", "none"]
 PROBED = 32
@@ -34,9 +34,9 @@ class Nature:
 
 @torch.no_grad()
 def nature_of(model: nn.Module, x: Tensor, *, low: float = 0.0, high: float = 1.0) -> Nature:
-    """Looks at a model on some inputs, 32 at most, with the gradients that the attacks here use.
+    """Look at a model on some inputs, 32 at most, with the gradients that the attacks here use.
 
-    These see through rounding and a final softmax. torch's generators are left as they were.
+    These gradients see through rounding and a final softmax. torch's generators are left as they were.
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.

@@ -1,31 +1,31 @@
 """How near is a misclassified point? The upper end of the bracket around the robust radius of each input."""
 
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.batches import concatenate, noise_for
 from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.losses import likely_targets
 from holdfast.attacks.core.minimum_norm import (
     BALLS,
     Nearest,
+    NearestForm,
     Search,
     check_norm,
     line_search,
     norm_of,
     per_input,
 )
-from holdfast.attacks.cw import cw_nearest
-from holdfast.attacks.deepfool import deepfool_nearest
-from holdfast.attacks.fab import fab_nearest, fab_t_nearest, run_fab
-from holdfast.attacks.fmn import ddn_nearest, fmn_nearest, run_fmn
+from holdfast.attacks.fab import Walk, run_fab
+from holdfast.attacks.fmn import run_fmn
 from holdfast.checks import check_task
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
+from holdfast.registry import get, methods
+from holdfast.utils.options import Count, Option, check_options, options_of
 
 __all__ = ["Nearest", "nearest"]
 
@@ -47,24 +47,26 @@ def auto_nearest(
     high: float = 1.0,
     *,
     noise: Noise | None = None,
-    steps: int = 40,
-    targets: int = 4,
-    polish: int = 60,
+    goal: float = 0.0,
+    steps: Count = 40,
+    targets: Count = 4,
+    polish: Count = 60,
 ) -> Nearest:
-    """The closest misclassified point of a portfolio: FMN, targeted FAB, and FMN again from the best of them.
+    """Find the closest misclassified point by a portfolio: FMN, targeted FAB, and FMN again from the best of them.
 
     FMN finds the right region; FAB, towards the likeliest classes in turn, finds other ones. A second run of FMN starts
     at the closest point of all, with steps in units of its distance, and the segment to x is searched last.
 
     Args:
-        steps: of FMN, and half as many of FAB for each target.
+        goal: an input is done once a misclassified point within this distance is known.
+        steps: steps of FMN, and half as many of FAB for each target.
         targets: classes that FAB tries.
         polish: steps of the second run.
     """
     del noise  # deterministic; taken so that every attack can be called in the same way
-    if steps < 2 or targets < 1 or polish < 1:
-        raise InputError(f"'auto' needs steps >= 2, targets >= 1 and polish >= 1, got {steps}, {targets} and {polish}")
-    search = Search(x, y, norm, low, high)
+    if steps < 2:
+        raise InputError(f"'auto' needs at least 2 steps, half of them for FAB, got {steps}")
+    search = Search(x, y, norm, low, high, goal)
     with frozen(model):
         logits = model(x)
         search.note(x, logits)
@@ -74,23 +76,39 @@ def auto_nearest(
         for rank in range(ranked.shape[1]):
             if search.start("fab-t"):
                 classes = ranked[search.row, rank, None]
-                run_fab(model, search, search.x, classes, steps=steps // 2, alpha_max=0.1, eta=1.05, beta=0.9)
+                run_fab(model, search, search.x, classes, Walk(steps // 2))
         if search.start("fmn", torch.isfinite(search.distance)):
             alpha, gamma = _POLISH[norm]
             run_fmn(model, search, steps=polish, alpha=alpha, gamma=gamma, from_closest=True)
         line_search(model, search, steps=6, name="fmn")
-    return search.result()
+    return search.closest()
 
 
-METHODS: dict[str, Callable[..., Nearest]] = {
-    "auto": auto_nearest,
-    "fab": fab_nearest,
-    "fab-t": fab_t_nearest,
-    "deepfool": deepfool_nearest,
-    "cw": cw_nearest,
-    "fmn": fmn_nearest,
-    "ddn": ddn_nearest,
-}
+def nearest_methods() -> dict[str, NearestForm]:
+    """The methods of `nearest` by name: the portfolio "auto", and every registered attack with a nearest form."""
+    forms = {entry.name: entry.nearest for entry in methods("attack")}
+    return {"auto": auto_nearest} | {name: form for name, form in forms.items() if form is not None}
+
+
+def get_nearest(method: str) -> NearestForm:
+    """The nearest form of that name, or an error that suggests the nearest name."""
+    if method == "auto":
+        return auto_nearest
+    try:
+        form = get("attack", method).nearest
+    except InputError:
+        form = None
+    if form is None:
+        raise InputError(
+            f"unknown method '{method}' for the nearest example. " + did_you_mean(str(method), nearest_methods())
+        )
+    return form
+
+
+def nearest_options(method: str) -> dict[str, Option]:
+    """The options of a nearest form that a user can give."""
+    known = options_of(get_nearest(method))
+    return {name: option for name, option in known.items() if name not in ("noise", "goal")}
 
 
 def nearest(
@@ -107,7 +125,7 @@ def nearest(
     chunk: int = 256,
     **options: Any,
 ) -> Nearest:
-    """The closest input that the model does not classify as `y`, as near as the method finds one.
+    """Find the closest input that the model does not classify as `y`.
 
     Its distance is an upper bound of the robust radius. Every point is checked before it is returned: it lies in the
     range, the model misclassifies it, and the distance is its own.
@@ -116,12 +134,12 @@ def nearest(
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs in [low, high], shape (B, ...).  y: labels, shape (B,), int64.
         norm: "linf", "l2" or "l1".
-        method: "auto" (a portfolio), "fab", "fab-t", "deepfool", "cw", "fmn" or "ddn".
+        method: "auto", a portfolio, or an attack with a nearest form, such as "fmn", "fab-t" or "cw".
         low, high: the valid range.
         seed: fixes every random choice.
         index: identity of each input, shape (B,); positions in the batch if none is given.
         chunk: inputs worked on at a time; memory grows with it, the answer does not change.
-        **options: of the method, such as steps=.
+        **options: options of the method, such as steps=.
 
     Example:
         >>> model = torch.nn.Linear(3, 2).eval()
@@ -129,40 +147,23 @@ def nearest(
         >>> nearest(model, x, model(x).argmax(1), "l2").distance.shape
         torch.Size([4])
     """
-    if method not in METHODS:
-        raise InputError(f"unknown method '{method}'. " + did_you_mean(str(method), METHODS))
-    function = METHODS[method]
-    check_options(method, options)
+    function = get_nearest(method)
+    options = check_options(nearest_options(method), options, f"method '{method}'")
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     check_task(model, x, y, BALLS[check_norm(norm)](0.0, low=low, high=high))
-    noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
-    if len(noise) != len(x):
-        raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")
-    x = x.detach()
+    noise, x = noise_for(x, seed, index), x.detach()
     parts = []
     for start in range(0, len(x), chunk):
         rows = slice(start, start + chunk)
         part = function(model, x[rows], y[rows], norm, low, high, noise=noise[rows], **options)
         parts.append(_verified(model, x[rows], y[rows], norm, low, high, part))
-    x_adv, distance, gradients, queries = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("x_adv", "distance", "gradients", "queries")
-    )
-    return Nearest(x_adv, distance, tuple(name for part in parts for name in part.by), gradients, queries)
-
-
-def check_options(method: str, options: Mapping[str, Any]) -> None:
-    """Refuses options that the method does not have."""
-    parameters = inspect.signature(METHODS[method]).parameters.values()
-    known = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {"noise", "goal"}
-    for option in options:
-        if option not in known:
-            raise InputError(f"method '{method}' has no option '{option}'. " + did_you_mean(option, known))
+    return concatenate(parts)
 
 
 @torch.no_grad()
 def _verified(model: nn.Module, x: Tensor, y: Tensor, norm: str, low: float, high: float, found: Nearest) -> Nearest:
-    """Keeps what is misclassified when evaluated again, and takes the distance from the point itself.
+    """Keep what is misclassified when evaluated again, and take the distance from the point itself.
 
     A point within float rounding of the boundary may tip over in another batch: it is moved outwards a little, and
     counts as not found if that does not help.

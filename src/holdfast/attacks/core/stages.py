@@ -1,8 +1,8 @@
 """Attacks in sequence: each stage works on what the ones before it left unbroken."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,10 +11,11 @@ from holdfast.random import Noise
 from holdfast.results import AttackResult
 
 Stage = Callable[[Tensor, Tensor, Noise], AttackResult]
+TargetedRun = Callable[[Tensor, Tensor, Noise, Tensor], AttackResult]
 
 
 def run_stages(x: Tensor, y: Tensor, noise: Noise, stages: Sequence[Stage]) -> AttackResult:
-    """Runs `stages` one after another, each on the survivors of those before it, and merges their results.
+    """Run `stages` one after another, each on the survivors of the earlier ones, and merge their results.
 
     A survivor keeps the point that the last stage returned for it: stages may maximise different losses.
 
@@ -23,34 +24,53 @@ def run_stages(x: Tensor, y: Tensor, noise: Noise, stages: Sequence[Stage]) -> A
         stages: functions (x, y, noise) -> AttackResult on any subset of the batch.
     """
     merged = untouched(x)
-    x_adv, success, by = merged.x_adv, merged.success, list(merged.by)
-    gradients, queries = merged.gradients, merged.queries
     for stage in stages:
-        alive = (~success).nonzero()[:, 0]
-        if len(alive) == 0:
+        alive = ~merged.success
+        if not bool(alive.any()):
             break
-        result = stage(x[alive], y[alive], noise[alive])
-        x_adv[alive] = result.x_adv
-        success[alive] = result.success
-        gradients[alive] += result.gradients
-        queries[alive] += result.queries
-        for i, name in zip(alive.tolist(), result.by, strict=True):
-            by[i] = name
-    return AttackResult(x_adv, success, tuple(by), gradients, queries)
+        merged = _merge(merged, alive, x, y, noise, stage)
+    return merged
 
 
 def run_part(where: Tensor, x: Tensor, y: Tensor, noise: Noise, stage: Stage) -> AttackResult:
-    """Runs a stage on the inputs `where` (B,) bool is true; the others come back untouched."""
-    merged, rows = untouched(x), where.nonzero()[:, 0]
-    if len(rows) == 0:
-        return merged
+    """Run a stage on the inputs `where` (B,) bool is true; return the others untouched."""
+    return _merge(untouched(x), where, x, y, noise, stage) if bool(where.any()) else untouched(x)
+
+
+def _merge(merged: AttackResult, where: Tensor, x: Tensor, y: Tensor, noise: Noise, stage: Stage) -> AttackResult:
+    """`merged`, overwritten with the results of the stage on the inputs `where`; costs add up."""
+    rows, by = where.nonzero()[:, 0], list(merged.by)
     result = stage(x[rows], y[rows], noise[rows])
-    by = list(merged.by)
+    merged.x_adv[rows], merged.success[rows] = result.x_adv, result.success
+    merged.gradients[rows] += result.gradients
+    merged.queries[rows] += result.queries
     for i, name in zip(rows.tolist(), result.by, strict=True):
         by[i] = name
-    for field in ("x_adv", "success", "gradients", "queries"):
-        getattr(merged, field)[rows] = getattr(result, field)
     return replace(merged, by=tuple(by))
+
+
+def run_restarts(x: Tensor, y: Tensor, noise: Noise, restarts: int, run: Callable[..., AttackResult]) -> AttackResult:
+    """Call `run(restart, x, y, noise)` for each restart on the survivors of the earlier ones."""
+    return run_stages(x, y, noise, [partial(run, restart) for restart in range(restarts)])
+
+
+def run_targets(
+    x: Tensor, y: Tensor, noise: Noise, targets: Tensor, runs: Sequence[tuple[int, TargetedRun]]
+) -> AttackResult:
+    """Run one after another on the survivors of the earlier ones, each with its column of `targets`.
+
+    Args:
+        x: inputs (B, ...).  y: labels (B,).  noise: one source for each input.
+        targets: (B, T) from `likely_targets`; the look at each input that they took is counted here.
+        runs: pairs of a column and a function (x, y, noise, target) -> AttackResult.
+    """
+
+    def stage(column: int, run: TargetedRun) -> Stage:
+        # Positions ride along as the index of a second noise: they say which targets belong to the survivors.
+        return lambda x, y, at: run(x, y, noise[at.index], targets[at.index, column])
+
+    merged = run_stages(x, y, Noise.for_batch(0, len(x), x.device), [stage(*run) for run in runs])
+    return replace(merged, queries=merged.queries + 1)
 
 
 def untouched(x: Tensor) -> AttackResult:
@@ -58,21 +78,3 @@ def untouched(x: Tensor) -> AttackResult:
     count = torch.zeros(len(x), dtype=torch.int64, device=x.device)
     success = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     return AttackResult(x.clone(), success, ("",) * len(x), count, count.clone())
-
-
-def group_size(count: int) -> int:
-    """Size of the groups in which inputs leave a batch of `count`: a power of two, a sixteenth to an eighth of it."""
-    return 1 << max(0, count.bit_length() - 4)
-
-
-def survivors(done: Tensor, group: int) -> Tensor | None:
-    """Rows to go on with, those still undone first in their order; None where it does not pay to shrink the batch.
-
-    Inputs leave in groups, so that few batch sizes occur: the backend builds new kernels for each new size, which costs
-    more than to carry some inputs along. Those that are carried along must neither be changed nor counted.
-
-    Args:
-        done: (B,) bool.  group: from `group_size` of the batch at the start.
-    """
-    size = group * math.ceil((len(done) - int(done.sum())) / group)
-    return done.byte().argsort(stable=True)[:size] if size < len(done) else None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import perturb
+from holdfast.attacks.core.ascent import perturb
 from holdfast.checks import check_task
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
@@ -49,7 +49,7 @@ def transfer_matrix(
             otherwise. Other attacks stop at their first example, near the source's boundary, which transfers less.
         seed: fixes every random choice; the same for all sources.
         chunk: inputs worked on at a time; the answer does not change.
-        **options: of the method, such as steps=.
+        **options: options of the method, such as steps=.
     """
     if len(models) == 0:
         raise InputError("a transfer matrix needs at least one model, got none")

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdfast.attacks.fast.thin import conv2d, conv2d_gradient
+from holdfast.utils.reference import is_reference
 
 Back = Callable[[Tensor], Tensor]
-"""From the gradient for the output of a layer to that for its input."""
+"""From the gradient for the output of a layer to the gradient for its input."""
 Step = tuple[Tensor, Back]
 """The output of a layer, and its way back."""
 
@@ -27,12 +28,12 @@ _PLAIN = frozenset(
 
 
 def is_chain(model: nn.Module) -> bool:
-    """Whether the layers of the model can be called one by one."""
-    return type(model) is nn.Sequential and len(model) > 0 and not _hooked(model)
+    """True if the layers of the model can be called one by one; False in the reference mode."""
+    return type(model) is nn.Sequential and len(model) > 0 and not _hooked(model) and not is_reference()
 
 
 def is_plain(model: nn.Module) -> bool:
-    """Whether it is a chain of layers whose way back is known to `forward`."""
+    """True if it is a chain of layers whose way back `forward` knows."""
     return is_chain(model) and all(kind in _PLAIN or kind is nn.Conv2d for kind in _kinds(model))
 
 
@@ -93,7 +94,7 @@ def _convolve(layer: Any, x: Tensor) -> Step:
 
 
 def _better_as_maps(flatten: Any, dense: Any, x: Tensor) -> bool:
-    """Whether it takes less to reorder the weights of a dense layer than its inputs, maps with channels last, twice."""
+    """True if it takes less to reorder the weights of a dense layer than its inputs, maps with channels last, twice."""
     whole = (flatten.start_dim, flatten.end_dim) == (1, -1) and x.ndim == 4 and not x.is_contiguous()
     return bool(whole and x.stride(1) == 1 < x.shape[1] and dense.out_features < 2 * len(x))
 
@@ -113,13 +114,13 @@ def _by_autograd(layer: nn.Module, x: Tensor) -> Step:
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether a call of the module does more than its class says."""
+    """True if a call of the module does more than its class says."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return bool(hooks) or "forward" in module.__dict__
 
 
 def _kinds(model: Any) -> list[type[nn.Module]]:
-    """The classes of the layers; nn.Module where more is to be done than the class says here."""
+    """Type of each layer, or `nn.Module` if it has hooks or options that the fast path does not handle."""
     return [nn.Module if _hooked(layer) or _odd(layer) else type(layer) for layer in model]
 
 

@@ -7,12 +7,14 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from holdfast.utils.reference import is_reference
+
 _CLOSE = 1e-4  # of the largest logit
 
 
 @torch.no_grad()
 def folded(model: nn.Module, x: Tensor) -> nn.Module:
-    """A copy of the model, in eval mode, without the batch norms that follow a linear layer or a convolution.
+    """Copy the model, in eval mode, without the batch norms that follow a linear layer or a convolution.
 
     It equals the model up to rounding; what an attack finds on it is looked at by the model itself. The model comes
     back as it is where it has no batch norm, has hooks, or cannot be traced.
@@ -22,7 +24,7 @@ def folded(model: nn.Module, x: Tensor) -> nn.Module:
         x: some inputs, shape (B, ...), to compare on.
     """
     modules = list(model.modules())
-    if not any(isinstance(module, _BatchNorm) for module in modules):
+    if is_reference() or not any(isinstance(module, _BatchNorm) for module in modules):
         return model
     if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
         return model  # these see the passes of the model, and tracing does not see them
@@ -37,7 +39,7 @@ def folded(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 def _fold(traced: fx.GraphModule) -> fx.GraphModule:
-    """Replaces each pair of a layer and its batch norm by one layer, in place."""
+    """Replace each pair of a layer and its batch norm by one layer, in place."""
     modules = dict(traced.named_modules())
     for node in list(traced.graph.nodes):
         if node.op != "call_module" or not isinstance(modules[str(node.target)], _BatchNorm):

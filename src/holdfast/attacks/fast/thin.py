@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdfast.utils.reference import is_reference
+
 _ONE = (1, (1, 1), [1, 1])
 CACHE = 1 << 19
 """Numbers that stay in a cache of the second level."""
@@ -73,7 +75,7 @@ def _folded(
     *,
     channels_last: bool,
 ) -> Tensor:
-    """The gradient for the input, of `shape`, from that for the output (B, out, h, w)."""
+    """The gradient for the input, of `shape`, from the gradient for the output (B, out, h, w)."""
     if stride in _ONE:
         taps = weight.permute(2, 3, 1, 0)
         columns = taps.flatten(0, 2) @ gradient.flatten(2)
@@ -162,7 +164,7 @@ for _forward in (FoldedConvolution.forward, TurnedConvolution.forward):
 def _way(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> str:
     """Which gradient for x is the fastest: "folded", "turned" or torch's own, ""."""
     by_onednn = x.device.type == "cpu" and x.dtype == torch.float32
-    if not by_onednn or x.ndim != 4 or len(x) == 0 or groups > 1 or isinstance(padding, str):
+    if is_reference() or not by_onednn or x.ndim != 4 or len(x) == 0 or groups > 1 or isinstance(padding, str):
         return ""
     # The columns of the product then take little more memory than the layer's output, and the fold does not lose what
     # the product gains; with a stride it has less to do.

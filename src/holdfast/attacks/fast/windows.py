@@ -2,7 +2,7 @@
 
 A change of a window reaches few values of the first layers: only these are computed anew, out of maps of every layer
 that are kept for each input. Random search, which tries thousands of small windows, then costs a fraction of the full
-passes. The values are those of a full pass up to rounding; nothing adds up over the steps, since a patch is computed
+passes. The values equal a full pass up to rounding; nothing adds up over the steps, since a patch is computed
 from the maps and not from differences.
 
 Maps lie channels last, (B, H, W, C), with the padding of the next convolution around them: a patch is then a choice of
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from holdfast.bounding.graph.ops import Activation, Conv, Graph, Linear, Node, Op, Reshape, Scale, evaluate
 from holdfast.bounding.graph.trace import trace
 from holdfast.errors import HoldfastError
+from holdfast.utils.reference import is_reference
 
 _WORTH = 2e5  # multiplications of a full pass per input; below, the bookkeeping costs more than it spares
 _WHOLE = 0.7  # share of a map above which it is computed as a whole
@@ -146,7 +147,7 @@ class Windows:
         return _pad(x.permute(0, 2, 3, 1), self._layers[0].conv.padding)
 
     def start(self, best: Tensor, size: Pair) -> None:
-        """Makes the maps of the inputs `best` (B, C, H, W) that windows of this size need."""
+        """Make the maps of the inputs `best` (B, C, H, W) that windows of this size need."""
         self.depth, self._size = self.local(size), size
         self._maps, self._changes = [], []
         if self.depth == 0:
@@ -160,7 +161,7 @@ class Windows:
         self._maps.append(values)
 
     def select(self, rows: Tensor) -> None:
-        """Goes on with these inputs."""
+        """Go on with these inputs."""
         self._maps = [values[rows] for values in self._maps]
 
     def propose(self, window: Tensor, corner: Tensor) -> Tensor:
@@ -178,7 +179,7 @@ class Windows:
         return self._head(self.depth, self._maps[self.depth])
 
     def _write(self, i: int, new: Tensor, spot: Spot, size: Pair) -> None:
-        """Puts the rows of patches into a map, and notes what was there. Maps have the padding of their reader."""
+        """Put the rows of patches into a map, and note what was there. Maps have the padding of their reader."""
         values = self._maps[i]
         padding = self._layers[i].conv.padding if i < len(self._layers) else (0, 0)
         offsets = _patch(size, values.shape[2], values.device)
@@ -188,7 +189,7 @@ class Windows:
         flat.index_copy_(0, rows, new)
 
     def settle(self, rejected: Tensor) -> None:
-        """Takes the proposal back for the inputs with these indices."""
+        """Take the proposal back for the inputs with these indices."""
         for change in self._changes:
             count = len(change.map)
             rows = change.rows.view(count, -1)[rejected].flatten()
@@ -198,11 +199,11 @@ class Windows:
 
 
 def windowed(model: nn.Module, x: Tensor) -> Windows | None:
-    """The model for inputs like x (B, C, H, W) as `Windows`; None where that cannot be done or does not pay.
+    """Make `Windows` of the model for inputs like x (B, C, H, W); None if that is impossible or does not pay.
 
     It can be done where the network begins with a chain of convolutions and operations on each value.
     """
-    if x.ndim != 4 or not isinstance(model, nn.Module):
+    if is_reference() or x.ndim != 4 or not isinstance(model, nn.Module):
         return None
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return None  # these see the passes of the model, and tracing does not see them
@@ -214,7 +215,7 @@ def windowed(model: nn.Module, x: Tensor) -> Windows | None:
 
 
 def _pointwise(node: Node) -> bool:
-    """Whether the operation treats all places of a map alike."""
+    """True if the operation treats all places of a map alike."""
     if isinstance(node.op, Scale):
         return all(t.ndim == 0 or t.shape[-2:] == (1, 1) for t in (node.op.factor, node.op.shift))
     return isinstance(node.op, Activation)

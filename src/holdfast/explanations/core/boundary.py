@@ -12,14 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import ascend
+from holdfast.attacks.core.batches import concatenate
+from holdfast.attacks.core.chance import is_stochastic
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import cross_entropy, margin
-from holdfast.attacks.core.minimum_norm import BALLS, BEYOND, Nearest, check_norm, move_onto_plane, norm_of, per_input
-from holdfast.attacks.core.nearest import METHODS, check_options
-from holdfast.attacks.eot import is_stochastic
-from holdfast.attacks.pgd import ascend
-from holdfast.errors import InputError, did_you_mean
+from holdfast.attacks.core.minimum_norm import BALLS, Nearest, check_norm, norm_of, per_input
+from holdfast.attacks.core.nearest import get_nearest, nearest_options
+from holdfast.attacks.core.planes import BEYOND, move_onto_plane
+from holdfast.errors import InputError
 from holdfast.explanations.core.quantity import Setting
+from holdfast.utils.options import check_options
 
 PUBLISHED_BUDGETS = (36 / 255, 64 / 255, 0.3, 0.5, 0.7, 0.9, 1.1)
 
@@ -29,12 +32,12 @@ class BoundarySearch:
     """How the nearest boundary is looked for.
 
     Attributes:
-        norm: of the distance: "l2", or "linf".
+        norm: measures the distance: "l2" or "linf".
         budgets: radii that projected gradient ascent tries, increasing, in the input's unit. What lies beyond the last
             one counts as not found.
-        steps: of each ascent, from x in steps of 2 * budget / steps; 0 to leave the ascents out.
-        attacks: minimum-norm attacks, of those that `hf.nearest` knows.
-        options: of the attacks, by name, where they differ from the defaults.
+        steps: steps of each ascent, which starts at x and moves by 2 * budget / steps; 0 to leave the ascents out.
+        attacks: minimum-norm attacks that `hf.nearest` knows.
+        options: options of the attacks, by name, where they differ from the defaults.
         starts: random points around x, within the distance known, from which projections look for other boundaries.
         refine: projections from each point; 0 leaves the attack's point as it is.
     """
@@ -55,10 +58,7 @@ class BoundarySearch:
         if min(self.steps, self.starts, self.refine) < 0 or (self.steps == 0 and not self.attacks):
             raise InputError(f"steps, starts and refine must be >= 0, and some attack is needed, got {self}")
         for attack in (*self.attacks, *self.options):
-            if attack not in METHODS:
-                raise InputError(f"unknown attack '{attack}'. " + did_you_mean(attack, METHODS))
-        for attack, options in self.options.items():
-            check_options(attack, options)
+            check_options(nearest_options(attack), self.options.get(attack, {}), f"method '{attack}'")
 
 
 PUBLISHED = BoundarySearch(
@@ -71,7 +71,7 @@ PUBLISHED = BoundarySearch(
 )
 """The search of Wang, Fredrikson and Datta (2022) for standard models, with their step size of CW, 0.01.
 
-They count points of CW up to a distance of 1.0 and those of the ascents up to 1.1; here both count up to 1.1.
+They count points of CW up to a distance of 1.0, and points of the ascents up to 1.1; here both count up to 1.1.
 """
 
 
@@ -93,10 +93,7 @@ def nearest_boundary(model: nn.Module, x: Tensor, setting: Setting, search: Boun
     rows = torch.arange(len(x), device=x.device).split(setting.chunk)
     with frozen(model):
         parts = [_one_chunk(model, x[r], setting.select(r), search) for r in rows]
-    x_adv, distance, gradients, queries = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("x_adv", "distance", "gradients", "queries")
-    )
-    return Nearest(x_adv, distance, tuple(name for part in parts for name in part.by), gradients, queries)
+    return concatenate(parts)
 
 
 def _one_chunk(model: nn.Module, x: Tensor, setting: Setting, search: BoundarySearch) -> Nearest:
@@ -104,7 +101,7 @@ def _one_chunk(model: nn.Module, x: Tensor, setting: Setting, search: BoundarySe
     known = Nearest(x.clone(), x.new_full((len(x),), torch.inf), ("",) * len(x), torch.zeros_like(y), 0 * y + 1)
     for attack in search.attacks:
         options = search.options.get(attack, {})
-        found = METHODS[attack](model, x, y, search.norm, setting.low, setting.high, noise=setting.noise, **options)
+        found = get_nearest(attack)(model, x, y, search.norm, setting.low, setting.high, noise=setting.noise, **options)
         known = _closer(model, x, y, known, found, search.norm)
     if search.steps > 0:
         known = _closer(model, x, y, known, _ascents(model, x, y, known.distance, setting, search), search.norm)

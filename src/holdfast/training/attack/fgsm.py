@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.losses import Loss
-from holdfast.attacks.pgd import BALLS, perturb
 from holdfast.registry import Part, register
 from holdfast.training.attack.pgd import Mode, gradient_at
 from holdfast.training.context import Context, in_mode
@@ -26,6 +26,7 @@ def _step(
         summary="inner maximum by one step of the full budget from the input itself",
         reference="Goodfellow, Shlens and Szegedy, Explaining and harnessing adversarial examples, 2015",
         threats=BALLS,
+        single_step=True,
     )
 )
 def fgsm(
@@ -42,6 +43,7 @@ def fgsm(
         summary="inner maximum by one step from a random start",
         reference="Wong, Rice and Kolter, Fast is better than free: revisiting adversarial training, 2020",
         threats=BALLS,
+        single_step=True,
     )
 )
 def fgsm_rs(
@@ -59,6 +61,7 @@ def fgsm_rs(
         summary="inner maximum by one step from a noisy input, the noise kept and not projected",
         reference="de Jorge et al., Make some noise: reliable and efficient single-step adversarial training, 2022",
         threats=("linf",),
+        single_step=True,
     )
 )
 def n_fgsm(

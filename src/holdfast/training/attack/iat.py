@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import perturb
 from holdfast.attacks.core.losses import Loss
-from holdfast.attacks.pgd import perturb
 from holdfast.registry import Part, register
 from holdfast.threats import Box
 from holdfast.training.attack.pgd import Mode, pgd
@@ -21,7 +21,7 @@ from holdfast.utils.options import Count, Epochs, NotNegative, Unit
         threats=("linf",),
     )
 )
-def instance_adaptive(
+def iat(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -41,11 +41,11 @@ def instance_adaptive(
     without a perturbation are trained as they are.
 
     Args:
-        steps: of each PGD, whose step is 2.5 eps_i / steps.
+        steps: steps of each PGD, of length 2.5 eps_i / steps.
         gamma: change of a budget, in units of the threat's (1.9/255 at 8/255); 0 is plain adversarial training.
         beta: how fast eps_i follows.
         warmup: epochs of plain adversarial training at the threat's budget.
-        mode: of the model while it is attacked.
+        mode: mode of the model while it is attacked.
     """
     state, threat = context.state, context.threat
     if "eps" not in state:

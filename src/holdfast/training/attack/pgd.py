@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import Loss
-from holdfast.attacks.pgd import BALLS, perturb
 from holdfast.registry import Part, register
 from holdfast.training.context import Context, in_mode
 from holdfast.utils.options import Count, Positive
@@ -29,6 +29,7 @@ def gradient_at(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, mode: Mode) 
         summary="inner maximum by projected gradient ascent from a random start",
         reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
         threats=BALLS,
+        default=True,
     )
 )
 def pgd(
@@ -49,12 +50,12 @@ def pgd(
         model: from (B, ...) to logits (B, K).
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         loss: (logits, y) -> (B,), to maximise.
-        context: of this step.
+        context: this step.
         steps: gradient steps.
         step_size: in the threat's own unit; 2.5 * budget / steps of the scheduled budget if none is given.
         random_start: start at a random point of the set; else at x with a little Gaussian noise, since the gradient of
             a loss that compares with the output at x vanishes at x itself.
-        mode: of the model while it is attacked. In "train" batch norm uses the statistics of the attacked batch and
+        mode: of the model during the attack. In "train" batch norm uses the statistics of the attacked batch and
             updates its running ones at every step of the attack, as the first public code did.
     """
     threat, noise = context.threat, context.noise

@@ -1,52 +1,31 @@
-"""What a run minimises: one file per family of losses. Importing this package registers them all."""
+"""What a run minimises: one file per method, `core` for what several share. Importing the package registers them."""
 
-from holdfast.training.objectives.ablation import ablation
-from holdfast.training.objectives.at import adversarial
-from holdfast.training.objectives.bcp import bcp
-from holdfast.training.objectives.cap import cap
-from holdfast.training.objectives.centroid import centroid
-from holdfast.training.objectives.certified import crown_ibp, ibp, slope_step
-from holdfast.training.objectives.expressive import mtl_ibp, sabr
-from holdfast.training.objectives.free import free
-from holdfast.training.objectives.gloro import gloro, lmt
-from holdfast.training.objectives.mmr import mmr, mmr_at
-from holdfast.training.objectives.noisy import consistency, gaussian, macer, smoothadv
-from holdfast.training.objectives.pairing import alp, mart, trades
-from holdfast.training.objectives.patch import patch
-from holdfast.training.objectives.patch_guided import guided
-from holdfast.training.objectives.per import per, per_at
-from holdfast.training.objectives.sparse import sparse
-from holdfast.training.objectives.standard import standard
-from holdfast.training.objectives.yopo import yopo
-
-__all__ = [
-    "ablation",
-    "adversarial",
-    "alp",
-    "bcp",
-    "cap",
-    "centroid",
-    "consistency",
-    "crown_ibp",
-    "free",
-    "gaussian",
-    "gloro",
-    "guided",
-    "ibp",
-    "lmt",
-    "macer",
-    "mart",
-    "mmr",
-    "mmr_at",
-    "mtl_ibp",
-    "patch",
-    "per",
-    "per_at",
-    "sabr",
-    "slope_step",
-    "smoothadv",
-    "sparse",
-    "standard",
-    "trades",
-    "yopo",
-]
+from holdfast.training.objectives import (  # noqa: F401
+    ablation,
+    alp,
+    at,
+    bcp,
+    cap,
+    centroid,
+    consistency,
+    crown_ibp,
+    free,
+    gaussian,
+    gloro,
+    ibp,
+    lmt,
+    macer,
+    mart,
+    mmr,
+    mtl_ibp,
+    patch,
+    patch_guided,
+    per,
+    sabr,
+    slope_step,
+    smoothadv,
+    sparse,
+    standard,
+    trades,
+    yopo,
+)

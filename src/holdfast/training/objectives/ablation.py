@@ -52,8 +52,6 @@ def ablation(
 
     Args:
         model: from (B, C, H, W) to logits (B, K); for pixels any shape of inputs.
-        x: inputs, shape (B, C, H, W).  y: labels, shape (B,).
-        context: of this step.
         part: what the network sees: a "column", a "row" or a "block" for the certificate `smoothing-patch`, or
             "pixels" for `smoothing-l0`.
         size: width of the column, height of the row, side of the block, or number of pixels.

@@ -2,12 +2,11 @@
 
 from torch import Tensor, nn
 
-from holdfast.attacks.pgd import BALLS
+from holdfast.attacks.core.ascent import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.curvature import trace_ce, trace_kl
-from holdfast.training.objectives.standard import fit_terms, fit_trace
-from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step
+from holdfast.training.step import Family, Terms, Views, cross_entropy_family, divergence, fit, robust_step
+from holdfast.training.top_curvature import trace_ce, trace_kl
 from holdfast.utils.options import NotNegative
 
 
@@ -17,24 +16,22 @@ from holdfast.utils.options import NotNegative
         summary="adversarial training: cross-entropy at the inputs that the attack finds",
         reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
         threats=BALLS,
+        pairs=lambda divergence_weight, **_: divergence_weight > 0,
         takes=("attack", "targets", "regularizers", "perturb_weights"),
     )
 )
-def adversarial(
+def at(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, divergence_weight: NotNegative = 0.0
 ) -> tuple[Tensor, Metrics]:
     """Mean of max over x' in the threat set of -log softmax(z(x'))_y, the maximum by the attack of the recipe.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        divergence_weight: of KL(softmax(z(x)) || softmax(z(x'))), the anchor for fine-tuning on additional data (Liu
-            et al., "On the impact of hard adversarial instances on overfitting in adversarial training", 2021). Its
-            gradient goes through both outputs.
+        divergence_weight: weight of KL(softmax(z(x)) || softmax(z(x'))), the anchor for fine-tuning on additional data
+            (Liu et al., "On the impact of hard adversarial instances on overfitting in adversarial training", 2021).
+            Its gradient goes through both outputs.
     """
     if divergence_weight == 0:
-        return robust_step(model, x, y, context, Family("ce", False, fit_terms, fit_trace))
+        return robust_step(model, x, y, context, cross_entropy_family("ce"))
 
     def terms(views: Views) -> Terms:
         clean, adv = views.pair
@@ -42,7 +39,7 @@ def adversarial(
 
     def trace(views: Views, bias: bool) -> Terms:
         clean, adv = views.pair
-        kl = trace_kl(clean.z, clean.logits, adv.z, adv.logits, stop_gradient=False, bias=bias)
-        return Terms(trace_ce(adv.z, adv.logits, bias=bias), divergence_weight * kl)
+        kl = trace_kl(clean, adv, stop_gradient=False, bias=bias)
+        return Terms(trace_ce(adv, bias=bias), divergence_weight * kl)
 
     return robust_step(model, x, y, context, Family("ce", True, terms, trace))

@@ -12,7 +12,7 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.certificates.bcp import BALLS
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics, mixed
+from holdfast.training.objectives.core.certified import margin_metrics, mixed
 from holdfast.utils.options import Count, Unit
 
 
@@ -43,12 +43,10 @@ def bcp(
     counts estimates; the certificate of the validation proves.
 
     Args:
-        model: from (B, ...) to logits (B, K), of layers with a Lipschitz constant.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
+        model: layers with a Lipschitz constant.
         kappa_start, kappa_end: share of the clean loss while the budget is zero, and where it is full.
         power_steps: power iterations of each layer in one step of training.
-        solver_steps: of the solver for ball and box; fewer give a looser loss. The paper takes 10 on MNIST, else 1.
+        solver_steps: steps for ball and box; fewer give a looser loss. The paper takes 10 on MNIST, else 1.
     """
     graph, logits = trace_batch(model, x)
     natural = cross_entropy(logits, y)

@@ -13,7 +13,7 @@ from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.random import Noise
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import Bound, certified_step, mixed
+from holdfast.training.objectives.core.certified import Bound, certified_step, mixed
 from holdfast.utils.options import Count, Unit
 
 
@@ -21,7 +21,7 @@ def polytope_bound(graph: Graph, r: Region, y: Tensor) -> tuple[Tensor, Relaxati
     """The margins of the polytope, exactly.
 
     By backward substitution, which equals the dual network and keeps to windows on convolutions: with gradients, on
-    two convolutions and 32 inputs, it takes an eighth of the time and of the memory of `bounds.dual`, or less.
+    two convolutions and 32 inputs, it takes at most an eighth of the time and memory of the dual network.
     """
     relaxed = linear.relaxation(graph, r, slopes="parallel", hidden=True, sound=False)
     return linear.margin_bounds(relaxed, y), relaxed
@@ -41,7 +41,7 @@ def projected_bound(projections: int, noise: Noise) -> Bound:
 @register(
     Objective(
         "cap",
-        summary="certified training on the convex adversarial polytope: tight at every layer, and dear",
+        summary="certified training on the convex adversarial polytope: tight at every layer, but expensive",
         reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
         "polytope, 2018; Wong et al., Scaling provable adversarial defenses, 2018",
         threats=BALLS,
@@ -65,9 +65,6 @@ def cap(
     With `projections` the history's "verified" counts estimates; the certificate of the validation is exact.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         kappa_start, kappa_end: share of the clean loss while the budget is zero, and where it is full.
         projections: random vectors that stand for the backward passes of the hidden layers; 50 as published. None for
             the passes themselves, whose time and memory grow with the square of the number of neurons. Not for l1.

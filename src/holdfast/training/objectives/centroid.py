@@ -23,8 +23,8 @@ from holdfast.errors import UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
-from holdfast.training.objectives.gloro import estimated
+from holdfast.training.objectives.core.certified import margin_metrics
+from holdfast.training.objectives.core.lipschitz import estimated
 from holdfast.utils.options import Count, Positive, Unit
 
 
@@ -64,18 +64,16 @@ def centroid(
 
     Args:
         model: a `CentroidNet`, with or without rejection of its own, whose body has layers with a Lipschitz constant.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with an l2 threat.
         eta: the rejection that is trained for; another one, smaller as a rule, can be set afterwards.
         scale: how sharply distances count, per unit of the input.
-        steps: of power iteration for each batch.
+        steps: power iterations for each batch.
     """
     if not isinstance(model, CentroidNet):
         raise UnsupportedError(
             f"the objective 'centroid' trains a holdfast.models.CentroidNet, got {type(model).__name__}; name "
             "the architecture 'centroid' in the recipe, with this one as its body"
         )
-    # Behind one more layer, the constant is that of all features together.
+    # Behind one more layer, the constant covers all features together.
     bound, features = estimated(model.body, x, context, steps, single=True)
     own = one_hot(y, model.classes).bool()
     m = margins(model.head, features, y, 0.0) / bound.body - context.threat.budget * (~own).to(features)

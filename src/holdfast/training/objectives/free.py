@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.attacks.pgd import BALLS, steepest
+from holdfast.attacks.core.ascent import BALLS, steepest
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.utils.options import Count, Positive
@@ -16,6 +16,7 @@ from holdfast.utils.options import Count, Positive
         summary="adversarial training at the cost of plain training: each batch is replayed, gradients serve twice",
         reference="Shafahi et al., Adversarial training for free!, 2019",
         threats=BALLS,
+        single_step=True,
     )
 )
 def free(
@@ -27,11 +28,8 @@ def free(
     epochs takes N / replays of them.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         replays: m of the paper.
-        step: of delta, in units of the budget.
+        step: step of delta, in units of the budget.
     """
     threat, state = context.threat, context.state
     if "delta" not in state or state["delta"].shape[1:] != x.shape[1:] or len(state["delta"]) < len(x):

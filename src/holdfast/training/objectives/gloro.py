@@ -20,49 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
-from holdfast.bounding.graph import ops
-from holdfast.bounding.graph.trace import trace_batch
-from holdfast.bounding.lipschitz.constants import LipschitzBound, lipschitz_estimate
-from holdfast.certificates.lipschitz import NORMS, single_constant
-from holdfast.certificates.models.gloro import WARM_UP, bottom
-from holdfast.errors import UnsupportedError
+from holdfast.certificates.lipschitz import NORMS
+from holdfast.certificates.models.gloro import bottom
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
+from holdfast.training.objectives.core.lipschitz import Precision, estimated, margin_loss, metrics
 from holdfast.utils.options import Count, NotNegative, Positive
 
 Loss = Literal["emma", "ce", "trades", "margin", "ramp"]
-Precision = Literal["float32", "bfloat16"]
-VECTORS, RIVAL = "lipschitz ", "rival"
-"""In the state of a run: prefix of the vectors of power iteration, and the runner-up class of each example."""
-
-
-def estimated(
-    model: nn.Module,
-    x: Tensor,
-    context: Context,
-    steps: int,
-    *,
-    single: bool = False,
-    precision: Precision = "float32",
-) -> tuple[LipschitzBound, Tensor]:
-    """Lipschitz constants of the model as it is on this batch, and its logits (B, K); vectors in `context.state`.
-
-    `precision` is that of the layers' products; norms, weights and what the loss is made of keep their own.
-    """
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        graph, logits = trace_batch(model, x)
-    for node in graph.nodes:
-        if isinstance(node.op, ops.Linear | ops.Conv) and node.op.weight.dtype != x.dtype:
-            raise UnsupportedError(
-                f"layer '{node.name}' computes its weights by products, which {node.op.weight.dtype} would blur: train "
-                'it with precision = "float32"'
-            )
-    vectors = {key.removeprefix(VECTORS): v for key, v in context.state.items() if key.startswith(VECTORS)}
-    graph = single_constant(graph) if single else graph
-    bound, vectors = lipschitz_estimate(graph, vectors, steps=steps if vectors else max(steps, WARM_UP))
-    context.state.update({VECTORS + key: v for key, v in vectors.items()})
-    return bound, logits.to(x.dtype)
 
 
 def emma_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float) -> Tensor:
@@ -76,11 +41,6 @@ def emma_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float) -> Tensor:
         gap = logits.gather(1, y[:, None]) - logits
         reach = torch.where(k > 0, gap / k, torch.zeros_like(gap)).clamp(0, eps)
     return cross_entropy(logits + reach * k, y, reduction="none")
-
-
-def margin_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float) -> Tensor:
-    """The full budget for every class; arguments as for `emma_loss`."""
-    return cross_entropy(logits + eps * pairs[y], y, reduction="none")
 
 
 def ce_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float) -> Tensor:
@@ -105,22 +65,6 @@ def ramp_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float, steepness: f
     k = pairs[y].clamp(min=torch.finfo(logits.dtype).eps).masked_fill(own, 1.0)
     short = (steepness * (eps - gap / k)).masked_fill(own, -torch.inf)
     return short.logsumexp(1).sigmoid()
-
-
-@torch.no_grad()
-def _metrics(logits: Tensor, y: Tensor, bound: LipschitzBound, context: Context) -> dict[str, Tensor]:
-    """Also "lipschitz", the largest K_yi, and "churn": how many examples have another runner-up than an epoch ago."""
-    margins = logits.gather(1, y[:, None]) - logits - context.threat.budget * bound.pairs[y]
-    if RIVAL not in context.state:
-        context.state[RIVAL] = y.new_full((context.count,), -1)
-    rivals = context.state[RIVAL]
-    before, now = rivals[context.index], logits.topk(2).indices[:, 1]
-    rivals[context.index] = now
-    return {
-        **margin_metrics(logits, margins, y),
-        "lipschitz": bound.pairs.max(),
-        "churn": ((before >= 0) & (before != now)).to(logits.dtype).mean(),
-    }
 
 
 @register(
@@ -150,17 +94,15 @@ def gloro(
     """See the top of this file.
 
     Args:
-        model: from (B, ...) to logits (B, K); layers that have a Lipschitz constant.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with an l2 threat.
+        model: layers that have a Lipschitz constant.
         loss: "emma" pushes all classes, which matters where there are many; "ce" and "trades" the nearest one;
             "margin" asks for the full budget from the start; "ramp" counts the examples that are not verified, and
             wants a budget that rises slowly.
-        weight: of the divergence in "trades".
-        steepness: of "ramp", for each unit of radius; about six divided by the budget.
-        steps: of power iteration for each batch.
-        precision: of the products of layers with inputs and gradients; "bfloat16" takes two thirds of the time where
-            the processor knows it. Certificates use the weights as they are, in float32.
+        weight: weight of the divergence in "trades".
+        steepness: slope of "ramp" for each unit of radius; about six divided by the budget.
+        steps: power iterations for each batch.
+        precision: type of the products of layers with inputs and gradients; "bfloat16" takes two thirds of the time
+            where the processor knows it. Certificates use the weights as they are, in float32.
     """
     bound, logits = estimated(model, x, context, steps, precision=precision)
     eps = context.threat.budget
@@ -175,28 +117,4 @@ def gloro(
             losses = margin_loss(logits, y, bound.pairs, eps)
         case "ramp":
             losses = ramp_loss(logits, y, bound.pairs, eps, steepness)
-    return losses.mean(), _metrics(logits, y, bound, context)
-
-
-@register(
-    Objective(
-        "lmt",
-        summary="Lipschitz-margin training: margins above sqrt(2) times the budget times the constant of the network",
-        reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
-        "invariance for deep neural networks, 2018",
-        threats=NORMS,
-        certificate="lipschitz",
-    )
-)
-def lmt(model: nn.Module, x: Tensor, y: Tensor, context: Context, *, steps: Count = 1) -> tuple[Tensor, Metrics]:
-    """CE(z + sqrt(2) eps K, y): K, the constant of the map to all logits, is added to every class but y.
-
-    Args:
-        model: from (B, ...) to logits (B, K); layers that have a Lipschitz constant.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step, with an l2 threat.
-        steps: of power iteration for each batch.
-    """
-    bound, logits = estimated(model, x, context, steps, single=True)
-    losses = margin_loss(logits, y, bound.pairs, context.threat.budget)
-    return losses.mean(), _metrics(logits, y, bound, context)
+    return losses.mean(), metrics(logits, y, bound, context)

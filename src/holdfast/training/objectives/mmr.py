@@ -31,7 +31,7 @@ _PAPER = "Croce, Andriushchenko and Hein, Provable robustness of ReLU networks v
 
 
 def local_map(graph: Graph, x: Tensor) -> Relaxation:
-    """The network as the affine map that it is around x: a relaxation over x alone, whose lines are exact.
+    """The network as the affine map that it is around x: a relaxation over the point x, whose lines are exact.
 
     Raises:
         UnsupportedError: the network is not made of affine layers and ReLUs (leaky ones too).
@@ -42,7 +42,7 @@ def local_map(graph: Graph, x: Tensor) -> Relaxation:
             kind = node.op.kind if isinstance(node.op, ops.Activation) else type(node.op).__name__
             raise UnsupportedError(
                 f"layer '{node.name}': 'mmr' measures the linear regions of networks of affine layers and ReLUs, and "
-                f"has no rule for {kind}; use 'per', which needs linear bounds alone"
+                f"has no rule for {kind}; use 'per', which needs only linear bounds"
             )
     return linear.relaxation(graph, Region(x, x, x), slopes="parallel", hidden=False, sound=False)
 
@@ -69,7 +69,7 @@ def boundary_distances(r: Relaxation, y: Tensor, q: float) -> Tensor:
 
 
 def _unit_rows(shape: ops.Shape, like: Tensor) -> Coefficients:
-    """One row for each unit of a layer; those of a feature map as windows of one place."""
+    """One row for each unit of a layer; the rows of a feature map are windows of one place."""
     units = torch.eye(shape[0] if len(shape) == 3 else torch.Size(shape).numel(), dtype=like.dtype, device=like.device)
     if len(shape) == 3:
         places = torch.arange(shape[1] * shape[2], device=like.device)[None]
@@ -102,7 +102,7 @@ def regularizer(
     k_b_end: float,
     k_d: int,
 ) -> Tensor:
-    """Mean of MMR over the batch, a scalar; options as those of `mmr`. Zero while the budget is."""
+    """Mean of MMR over the batch, a scalar; options as in `mmr`. Zero while the budget is."""
     q, full = DUAL[norm_of(context.threat)], full_budget(context)
     if full == 0:
         return x.new_zeros(())
@@ -139,10 +139,8 @@ def mmr(
     """CE(z(x), y) + weight MMR(x); see the top of this file. Memory grows as batch x hidden units x input values.
 
     Args:
-        model: from (B, ...) to logits (B, K); affine layers and ReLUs.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
-        weight: of the regulariser.
+        model: affine layers and ReLUs.
+        weight: weight of the regulariser.
         gamma_b: distance of the region's boundary that is far enough, in units of the full budget.
         gamma_d: the same for the decision boundaries.
         k_b: share of the hidden units that are penalised at most, the nearest ones, at the start of the run.

@@ -14,7 +14,7 @@ from holdfast.errors import InputError
 from holdfast.registry import Objective, register
 from holdfast.threats import Patch, Threat
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
+from holdfast.training.objectives.core.certified import margin_metrics
 from holdfast.utils.options import NOT_NEGATIVE, Count
 
 BOXES = 2**13
@@ -43,13 +43,11 @@ def patch(
     """Mean of CE(-m, y), where m_j is the least lower bound of z_y - z_j over the places of the patch.
 
     While the budget rises, a value under the patch moves by at most that share of the valid range. With random places
-    the cost does not depend on the size of the image, but the loss bounds the worst case at those places alone:
+    the cost does not depend on the size of the image, but the loss bounds the worst case only at those places:
     certify with all of them. "verified" is the share of inputs with all margins above zero at the places of this step.
 
     Args:
         model: from (B, C, H, W) to logits (B, K).
-        x: inputs.  y: labels, shape (B,).
-        context: of this step.
         places: random ones for each input, drawn anew in each step; 0 for all.
         pool: merge the bounds of pool x pool neighbouring places after the first layer; needs `places` = 0.
     """

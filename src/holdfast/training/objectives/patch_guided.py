@@ -11,7 +11,7 @@ from holdfast.models.zoo.unet import UNet
 from holdfast.random import Noise
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
+from holdfast.training.objectives.core.certified import margin_metrics
 from holdfast.training.objectives.patch import need_patch, place_margins
 from holdfast.utils.options import Count, Positive
 
@@ -29,7 +29,7 @@ WEIGHT, MEAN, SQUARE, STEPS = "proposal.weight.", "proposal.mean.", "proposal.sq
         ramps=True,
     )
 )
-def guided(
+def patch_guided(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -49,8 +49,6 @@ def guided(
 
     Args:
         model: from (B, C, H, W) to logits (B, K).
-        x: inputs.  y: labels, shape (B,).
-        context: of this step.
         per_class: places for each class; K times as many are bounded for each input.
         temperature: inverse one, T: how strictly the draw follows the prediction.
         width: channels of the first level of the U-Net.

@@ -38,8 +38,8 @@ def signed_distances(x: Tensor, slope: Tensor, shift: Tensor, norm: Norm, valid:
     """Distance from x to each face <slope, x'> + shift = 0 within the valid range, (B, M); negative beyond the face.
 
     With a = |slope| and room_j how far value j can move towards the face, it is (|b| - <a2, room>) / |a1|_q for the
-    best split a = a1 + a2, times the sign of b = <slope, x> + shift (see `certify.distance`). The split counts as fixed
-    for gradients: at the best one the formula is stationary in it.
+    best split a = a1 + a2, times the sign of b = <slope, x> + shift (see `certificates.core.distance`). The split
+    counts as fixed for gradients: at the best one the formula is stationary in it.
 
     A face that no valid input reaches is infinitely far from the right side. From the wrong side its distance is then
     taken without the range, so that the gradient still shows the way back; it is 0 where the slope is 0.
@@ -47,7 +47,7 @@ def signed_distances(x: Tensor, slope: Tensor, shift: Tensor, norm: Norm, valid:
     Args:
         x: inputs (B, ...).
         slope: (B, M, ...).  shift: (B, M).
-        norm: of the distance.
+        norm: norm of the distance.
         valid: smallest and largest value of an input.
     """
     slope, values = slope.flatten(2), x.flatten(1)
@@ -100,7 +100,7 @@ def accuracy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def others(values: Tensor, y: Tensor) -> Tensor:
-    """The rows (B, K, ...) without that of the label, (B, K - 1, ...)."""
+    """The rows (B, K, ...) without the row of the label, (B, K - 1, ...)."""
     return values[torch.arange(len(y), device=y.device)[:, None], linear.other_classes(y, values.shape[1])]
 
 
@@ -177,13 +177,10 @@ def per(
     """CE(z(x), y) + beta PER(x); see the top of this file.
 
     Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
         alpha: distance that is far enough, in units of the full budget.
         beta: weight of the penalty.
         count: C, how many classes are penalised at most, the nearest ones.
-        bounds: of the hidden layers: "linear" by backward passes (L-PER), "interval" by intervals (I-PER), cheaper.
+        bounds: hidden layers: "linear" by backward passes (L-PER), "interval" by intervals (I-PER), cheaper.
         share: part of each batch that the penalty is taken of, drawn at random.
         start_epoch: the penalty is zero before this epoch; a network without any training has no useful envelope.
     """

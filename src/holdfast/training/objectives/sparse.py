@@ -16,7 +16,7 @@ from holdfast.errors import InputError
 from holdfast.registry import Objective, register
 from holdfast.threats import Sparse
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.certified import margin_metrics
+from holdfast.training.objectives.core.certified import margin_metrics
 
 GAINS = 2**21
 """Gains in memory at a time: one for each input, neuron and pixel."""
@@ -39,11 +39,6 @@ def sparse(model: nn.Module, x: Tensor, y: Tensor, context: Context) -> tuple[Te
     end of its range. While the budget rises, a pixel moves by at most that share of the valid range.
 
     Departs from the paper, whose gains are the k largest weights, whatever the pixel: ours are smaller, and exact.
-
-    Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
     """
     threat = context.threat
     if not isinstance(threat, Sparse):
@@ -78,7 +73,7 @@ def dense_bounds(op: ops.Linear, x: Tensor, lower: Tensor, upper: Tensor, *, pix
     Args:
         op: the first layer.
         x: its input (B, D).  lower: what that falls to.  upper: what it rises to.
-        pixels: P; the D = C P values are those of the first channel, then those of the second.
+        pixels: P; the D = C P values are the first channel, then the second, ...
         k: number of pixels that change, at most P.
     """
     middle, weight = op.apply(x), op.weight.unflatten(1, (-1, pixels))

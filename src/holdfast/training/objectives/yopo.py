@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.attacks.pgd import BALLS, steepest
+from holdfast.attacks.core.ascent import BALLS, steepest
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
 from holdfast.utils.options import Count, Positive
@@ -17,6 +17,7 @@ from holdfast.utils.options import Count, Positive
         reference="Zhang et al., You only propagate once: accelerating adversarial training via maximal "
         "principle, 2019",
         threats=BALLS,
+        single_step=True,
     )
 )
 def yopo(
@@ -36,11 +37,9 @@ def yopo(
     no further pass.
 
     Args:
-        model: from (B, ...) to logits (B, K); what comes before its first linear or convolutional layer is affine.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: of this step.
+        model: what comes before its first linear or convolutional layer is affine.
         rounds: m of YOPO-m-n.  updates: n.
-        step: of one update, in units of the budget (2/255 at 8/255).
+        step: length of one update, in units of the budget (2/255 at 8/255).
     """
     threat = context.threat
     x_adv = threat.random_start(x, context.noise)
@@ -59,7 +58,7 @@ def yopo(
         with torch.no_grad():
             for _ in range(updates):
                 x_adv = threat.project(x_adv + step * threat.budget * steepest(threat, direction, x_adv, 0.01), x)
-    # Its value is nothing and its gradient that of the earlier rounds, so that one backward pass of the loop does all.
+    # Its value is zero and its gradient sums the earlier rounds, so that one backward pass of the loop does all.
     earlier = sum(((p * g).sum() for p, g in zip(parameters, gradients, strict=False)), loss.new_zeros(()))
     metrics = {"accuracy": (logits.argmax(1) == y).to(x.dtype).mean()}
     return loss + (rounds - 1) * loss.detach() + earlier - earlier.detach(), metrics

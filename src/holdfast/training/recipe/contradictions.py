@@ -1,18 +1,13 @@
-"""What keys of a recipe contradict each other: schedules beyond the run, parts that exclude each other."""
-
-from typing import TYPE_CHECKING
+"""What keys of a recipe contradict each other: schedules beyond the run, periods, what picks the best epoch."""
 
 from holdfast.errors import InputError
-from holdfast.registry import get_objective
 from holdfast.threats import Linf, Threat
+from holdfast.training.recipe.recipe import Recipe
 from holdfast.training.schedules import with_budget
 
-if TYPE_CHECKING:
-    from holdfast.training.recipe.recipe import Recipe
 
-
-def check_recipe(recipe: "Recipe") -> None:
-    """Refuses what no part of the recipe can see by itself; the message names the key."""
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what no part of the recipe can see by itself; the message names the key."""
     try:
         threat = recipe.adversary
     except InputError as error:
@@ -34,7 +29,7 @@ def check_recipe(recipe: "Recipe") -> None:
         raise InputError("evaluate.select: 'noisy' needs an objective with noise, such as 'gaussian' or 'ablation'")
 
 
-def _check_schedules(recipe: "Recipe", threat: Threat | None) -> None:
+def _check_schedules(recipe: Recipe, threat: Threat | None) -> None:
     """A budget that cannot rise, or not within the run, or beyond the range of the inputs."""
     options, length = recipe.budget.options, recipe.period(recipe.epochs)[1]
     if recipe.budget.name != "constant" and threat is not None and not recipe.ramps:
@@ -55,7 +50,7 @@ def _check_schedules(recipe: "Recipe", threat: Threat | None) -> None:
         )
 
 
-def _check_periods(recipe: "Recipe") -> None:
+def _check_periods(recipe: Recipe) -> None:
     if not recipe.periods:
         return
     if list(recipe.periods) != sorted(set(recipe.periods)) or recipe.periods[-1] != recipe.epochs:
@@ -64,31 +59,3 @@ def _check_periods(recipe: "Recipe") -> None:
         )
     if recipe.average.name != "none" or recipe.evaluate.patience is not None:
         raise InputError("periods: excludes average and evaluate.patience; the ensemble is made of the last weights")
-
-
-def check_combination(recipe: "Recipe") -> None:
-    """Parts that exclude each other."""
-    name, options, trh = recipe.objective.name, recipe.objective.options, recipe.regularizers.get("trh")
-    attack = "pgd" if recipe.attack is None else recipe.attack.name
-    if recipe.targets is not None and recipe.targets.name == "geometry" and attack != "pgd":
-        raise InputError(
-            f"targets.name: 'geometry' counts the steps of the attack 'pgd', but attack.name is '{attack}'"
-        )
-    if get_objective(name).bounded and "s2o" in recipe.regularizers:
-        raise InputError(
-            f"regularizers.s2o: looks at the outputs that a loss is taken of, but '{name}' takes the loss of bounds; "
-            "it goes with standard, at, trades, alp and mart"
-        )
-    if trh is None:
-        return
-    if get_objective(name).bounded and trh.get("network", "top") == "top":
-        raise InputError(
-            f"regularizers.trh.network: for 'top' the curvature of the objective must be known, and that of '{name}' "
-            "is not; 'full' takes the curvature of the cross-entropy at the inputs"
-        )
-    pairs = name in ("trades", "alp", "mart") or options.get("divergence_weight", 0) > 0
-    if pairs and trh.get("network") == "full" and trh.get("estimator", "exact") == "exact":
-        raise InputError(
-            f"regularizers.trh.estimator: 'exact' is for the cross-entropy at x', and '{name}' also looks at x; "
-            "take 'hutchinson', or network = 'top'"
-        )

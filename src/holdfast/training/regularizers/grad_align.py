@@ -20,11 +20,10 @@ from holdfast.utils.options import NotNegative
         threats=BALLS,
     )
 )
-def gradient_alignment(taken: Taken, *, weight: NotNegative = 0.2) -> tuple[Tensor, Metrics]:
+def grad_align(taken: Taken, *, weight: NotNegative = 0.2) -> tuple[Tensor, Metrics]:
     """weight * mean of 1 - cos(gradient at x, gradient at x + u), u random in the set; differentiated twice.
 
     Args:
-        taken: the step.
         weight: 0.2 for CIFAR-10 at 8/255 in the paper.
     """
     if weight == 0:  # the base method, without the further passes that would move batch norm's statistics

@@ -1,11 +1,12 @@
 """Second-order statistics optimisation: targets, or a penalty, from the correlation of the outputs."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from holdfast.registry import Part, register
+from holdfast.errors import InputError
+from holdfast.registry import Part, get_objective, register
 from holdfast.training.context import Metrics
 from holdfast.training.step import Taken
 from holdfast.utils.options import Unit
@@ -42,10 +43,20 @@ def _frobenius(logits: Tensor) -> Tensor:
     return norm
 
 
+def _check_recipe(recipe: Any, **_: Any) -> None:
+    name = recipe.objective.name
+    if get_objective(name).bounded:
+        raise InputError(
+            f"regularizers.s2o: looks at the outputs that a loss is taken of, but '{name}' takes the loss of bounds; "
+            "choose another objective"
+        )
+
+
 @register(
     Part(
         "s2o",
         part="regularizers",
+        check_recipe=_check_recipe,
         summary="decorrelates the outputs: soft targets from their correlation, or its Frobenius norm",
         reference="Jin et al., Enhancing adversarial training with second-order statistics of weights, 2022",
     )
@@ -59,7 +70,6 @@ def s2o(
     describes a penalty, weight * |A|_F, which is `form = "frobenius"`.
 
     Args:
-        taken: the step.
         weight: 0.1 for adversarial training, 0.3 for TRADES in the authors' code.
         form: see above.
     """

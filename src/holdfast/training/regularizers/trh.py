@@ -1,16 +1,16 @@
 """The trace of the Hessian of the loss with respect to the weights: what a PAC-Bayes bound asks to keep small."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.errors import InputError
-from holdfast.registry import Part, register
+from holdfast.registry import Part, get_objective, register
 from holdfast.training.context import Metrics, in_mode
 from holdfast.training.curvature import trace_hutchinson, trace_relu
-from holdfast.training.outputs import forward
+from holdfast.training.outputs import forward, top_layer
 from holdfast.training.step import Taken, Terms, mean_loss
 from holdfast.utils.options import Count, NotNegative
 
@@ -31,10 +31,37 @@ def ramp(schedule: str, progress: float) -> float:
     return 1.0
 
 
+def _check_recipe(recipe: Any, *, network: str, estimator: str, **_: Any) -> None:
+    name = recipe.objective.name
+    objective = get_objective(name)
+    if objective.bounded and network == "top":
+        raise InputError(
+            f"regularizers.trh.network: for 'top' the curvature of the objective must be known, and that of '{name}' "
+            "is not; 'full' takes the curvature of the cross-entropy at the inputs"
+        )
+    pairs = objective.pairs is not None and objective.pairs(**recipe.objective.options)
+    if pairs and network == "full" and estimator == "exact":
+        raise InputError(
+            f"regularizers.trh.estimator: 'exact' is for the cross-entropy at x', and '{name}' also looks at x; "
+            "take 'hutchinson', or network = 'top'"
+        )
+
+
+def _check_model(model: nn.Module, x: Tensor, *, network: str, estimator: str, **_: Any) -> str | None:
+    if network == "top":
+        return top_layer(model, x)
+    if estimator == "exact":
+        trace_relu(model, x)
+    return None
+
+
 @register(
     Part(
         "trh",
         part="regularizers",
+        curvature=True,
+        check_recipe=_check_recipe,
+        check_model=_check_model,
         summary="trace of the Hessian, top layer in closed form or the whole network",
         reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
     )
@@ -54,15 +81,14 @@ def trh(
     Other regularisers are not part of it.
 
     Args:
-        taken: the step.
         weight: lambda of the paper; half of the prior's variance in its bound.
-        schedule: of the weight over the run: constant; linear from 0; multistep (1 % of it until 10 % of the run, 10 %
-            until 50 %, then all).
+        schedule: schedule of the weight over the run: constant; linear from 0; multistep (1 % of it until 10 % of the
+            run, 10 % until 50 %, then all).
         network: "top": the closed form of the objective for the linear top layer, at next to no cost. "full": all
             layers; beside an objective that takes the loss of bounds, the trace of the cross-entropy at x.
-        estimator: of the full network: the exact form, for the cross-entropy of multi-layer perceptrons with ReLU, or
+        estimator: for the full network: the exact form, for the cross-entropy of multi-layer perceptrons with ReLU, or
             Hutchinson's estimator, for any objective and model, noisy and twice differentiated.
-        samples: of Hutchinson's estimator.
+        samples: draws of Hutchinson's estimator.
     """
     context, views = taken.context, taken.views
     factor = weight * ramp(schedule, context.progress)
