@@ -1,11 +1,11 @@
-# `make demo` runs the main job, `make test` all tests; both set up everything they need in .venv.
+# `make demo` runs the main job, `make test` all tests, `make quick` a part of them; all set up what they need in .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN ?= runs/demo
 JOBS ?= 2
 
-.PHONY: demo test setup lint docs bench clean
+.PHONY: demo test quick setup lint docs bench clean
 
 setup: $(VENV)/.done
 
@@ -20,6 +20,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --cov=src/holdfast --cov-report=term:skip-covered --cov-fail-under=90
+
+quick: setup
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 lint: setup
 	$(BIN)/ruff format --check .

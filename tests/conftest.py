@@ -1,6 +1,7 @@
 """Small networks and settings that the tests share."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +10,51 @@ from nets import QUICK_ATTACKS, tiny_nets
 
 from holdfast.attacks import autoattack
 
+SLOW = (
+    "soundness",
+    "audits",
+    "serve",
+    "runs",
+    "cli",
+    "apps",
+    "training/recipe",
+    "training/test_loop.py",
+    "training/test_workers.py",
+    "training/test_outside_files.py",
+    "training/test_muon.py",
+    "models/test_real_models.py",
+    "models/test_models_hostile.py",
+    "models/onnx",
+    "certificates/complete",
+    "bounding/linear/test_branches.py",
+    "explanations/evaluate",
+    "explanations/core/test_boundary.py",
+    "attacks/core/test_indicators.py",
+    "attacks/test_cascade.py",
+    "attacks/test_cw.py",
+    "attacks/test_substitute.py",
+    "bounding/lipschitz/test_spectral_estimate.py",
+    "testing",
+    "test_docs.py",
+    "test_earlier_files.py",
+    "test_examples.py",
+    "test_reproducible_files.py",
+)
+"""Folders and files of tests/ that `make quick` leaves out: processes, browsers, whole runs, every pair of methods."""
+
 settings.register_profile("repo", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("repo")
+
+
+def pytest_collection_modifyitems(items):
+    """Mark as slow the tests of `SLOW`, and every set of parameters of a test but its first one."""
+    here, seen = Path(__file__).parent, set()
+    for item in items:
+        path = os.fspath(item.path.relative_to(here)) if item.path.is_relative_to(here) else ""
+        test = item.nodeid.partition("[")[0]
+        if path.startswith(SLOW) or (test in seen and "[" in item.nodeid):
+            item.add_marker(pytest.mark.slow)
+        seen.add(test)
 
 
 @pytest.fixture(autouse=True)

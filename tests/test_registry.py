@@ -70,3 +70,13 @@ def test_every_public_name_is_found_where_it_lives():
         assert name in dir(hf)
     with pytest.raises(AttributeError, match="module 'holdfast' has no attribute 'atack'"):
         _ = hf.atack
+
+
+def test_a_record_is_lent_for_a_while_and_the_table_is_as_before():
+    before = [method.name for method in hf.methods("attack")]
+    toy, pgd = (registry.Attack(name, summary="", reference="") for name in ("toy", "pgd"))
+    with registry.lend(toy), registry.lend(pgd):
+        assert registry.get("attack", "toy") is toy
+        assert registry.get("attack", "pgd") is pgd
+    assert [method.name for method in hf.methods("attack")] == before
+    assert registry.get("attack", "pgd").summary

@@ -1,7 +1,8 @@
 """One table of all methods. A method is a plain function; its record says all that other code must know of it."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -201,6 +202,21 @@ def register(record: Method) -> Callable[[F], F]:
     return add
 
 
+@contextmanager
+def lend(record: Method) -> Iterator[None]:
+    """Register a record inside only, for tests of a method that is not installed."""
+    table = _METHODS[record.kind]
+    before = table.get(record.name)
+    table[record.name] = record
+    try:
+        yield
+    finally:
+        if before is None:
+            del table[record.name]
+        else:
+            table[record.name] = before
+
+
 _HOMES: dict[Kind, str] = {
     "attack": "holdfast.attacks",
     "bounds": "holdfast.bounding",
@@ -220,7 +236,10 @@ def load_methods(kind: Kind) -> None:
 @cache
 def load_plugins() -> None:
     """Import what installed packages add under the entry point group `holdfast.methods`."""
-    for point in entry_points(group=ENTRY_POINTS):
+    points = entry_points(group=ENTRY_POINTS)
+    for home in _HOMES.values() if points else ():  # first, so that no package takes the name of one of ours
+        import_module(home)
+    for point in points:
         try:
             point.load()
         except Exception as error:  # a package of somebody else must not take Holdfast down

@@ -1,14 +1,12 @@
 import itertools
 
-import pytest
 import torch
-from nets import QUICK, tiny_nets
+from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
 from holdfast.bounding import interval
 from holdfast.bounding.graph.trace import trace
-from holdfast.models import Centroid, CentroidNet
 
 
 def test_patches_equal_a_loop_over_locations():
@@ -65,30 +63,6 @@ def test_wrong_inputs_and_ties_are_not_certified():
     assert result.by == ("", "", "ibp")
     assert result.alpha == 0.0
     assert result.radius is None
-
-
-PAIRS = [
-    (m.name, threat)
-    for m in hf.methods("certify")
-    for threat in (hf.Linf(0.01), hf.L2(0.02), hf.L1(0.03), hf.Patch(1, 2), hf.Sparse(1))
-    if threat.name in m.threats and not m.smoothed
-]
-
-
-@pytest.mark.parametrize(("method", "threat"), PAIRS, ids=str)
-def test_the_answer_does_not_depend_on_the_chunk(method, threat):
-    model, shape = tiny_nets()["cnn"]
-    if method == "cap":  # plain ReLU chains alone
-        model = nn.Sequential(nn.Flatten(), nn.Linear(70, 9), nn.ReLU(), nn.Linear(9, 4)).eval()
-    if method == "centroid":  # a model of its own kind
-        model = CentroidNet(nn.Sequential(nn.Flatten(), nn.Linear(70, 6)), Centroid(4, 6)).eval()
-    x = torch.rand(7, *shape)
-    y = model(x).argmax(1)
-    options = QUICK.get(method, {})
-    whole, pieces = (hf.certify(model, x, y, threat, method, chunk=c, **options) for c in (256, 3))
-    assert torch.allclose(whole.margin, pieces.margin, atol=1e-5)
-    assert bool((whole.certified <= (whole.margin > 0)).all())
-    assert [bool(name) for name in whole.by] == whole.certified.tolist()
 
 
 def test_radius_box_of_zero_equals_the_clean_margin():

@@ -1,94 +1,74 @@
 """Every registered certificate and bound meets the rounding oracle: networks that fail by a hair."""
 
 import math
-from fractions import Fraction
 
 import mpmath
 import pytest
 import torch
 from nets import QUICK
-from rounding_oracle import CENTRE, RADIUS, THREATS, exact, traps
 from torch import nn
 
 import holdfast as hf
-from holdfast.errors import HoldfastError, InputError, SoundnessError
+from holdfast.errors import InputError
 from holdfast.models import Centroid, CentroidNet
+from holdfast.registry import get
+from holdfast.testing import check_bounds, check_certificate
+from holdfast.testing.bounds_suite import CHAIN
+from holdfast.testing.certificate_suite import Claim, falsely_proved
+from holdfast.testing.subject import threats_for
+from holdfast.testing.traps import CENTRE, RADIUS, THREATS, exact, traps
 
 DTYPES = [torch.float32, torch.float64]
-TRAPS = {dtype: traps(dtype) for dtype in DTYPES}
-PROOFS = [m for m in hf.methods("certify") if m.guarantee == "proof" and not m.smoothed]
-OWN = {"centroid"}
-"""Certificates that need a network of their own; they have tests of their own below."""
-LOOSE = {*OWN, "lipschitz"}
-"""`lipschitz` is never tight: sqrt(2) stands between it and a difference of two logits."""
-COSTLY = {"alpha-crown", "auto", "milp", "nonuniform", "slope-step"}
+PROOFS = [m for m in hf.methods("certify") if m.guarantee == "proof" and not m.smoothed and not m.needs]
 
 
-def some(method, threat, dtype):
-    """All traps for the common threats; every third one where that would take long."""
-    return TRAPS[dtype][:: 3 if method in COSTLY or threat not in ("linf", "l2") else 1]
+def one_threat(kind, method, threat):
+    return [found for found in threats_for(get(kind, method), CHAIN, scale=0.1) if found.name == threat]
 
 
 def test_there_are_traps_of_every_kind():
     for dtype in DTYPES:
-        assert len(TRAPS[dtype]) > 100
-        assert sum("1e+-0" not in one.name for one in TRAPS[dtype]) > 60
-        for one in TRAPS[dtype]:
+        assert len(traps(dtype)) > 100
+        assert sum("1e+-0" not in one.name for one in traps(dtype)) > 60
+        for one in traps(dtype):
             assert one.model(one.x).argmax(1).item() == 0
             logits = one.model(one.bad)[0]
             assert logits[0] <= logits[1] or exact(one.model, one.bad.item())[0] <= exact(one.model, one.bad.item())[1]
 
 
-def falsely_proved(method, threat, found, **options):
-    wrong = []
-    for one in found:
-        try:
-            result = hf.certify(one.model, one.x, one.y, THREATS[threat], method, **QUICK.get(method, {}), **options)
-        except SoundnessError as error:  # a proof that is caught at the input itself is a wrong proof all the same
-            wrong.append(f"{one.name}: {error}")
-            continue
-        except HoldfastError:  # refusing is sound
-            continue
-        if bool(result.certified):
-            wrong.append(one.name)
-    return wrong
+def claim(method, threat):
+    """The certificate under test as the suite sees it."""
+    return Claim(method, THREATS[threat], QUICK[method.name])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("method", "threat"), [(m.name, threat) for m in PROOFS if m.name not in OWN for threat in m.threats]
+    ("method", "threat"), [(m.name, threat) for m in hf.methods("certify") for threat in m.threats]
 )
-def test_no_certificate_proves_a_network_that_fails_by_a_hair(method, threat, dtype):
-    assert falsely_proved(method, threat, some(method, threat, dtype)) == []
+def test_no_certificate_proves_a_network_that_fails_by_a_hair(method, threat):
+    """The whole contract of a certificate; `needs` says which networks it meets."""
+    check_certificate(method, threats=one_threat("certify", method, threat))
 
 
-@pytest.mark.parametrize("method", [m.name for m in PROOFS if "sound" in m.options and m.name not in LOOSE])
+@pytest.mark.parametrize(
+    "method", [m for m in PROOFS if "sound" in m.options and m.name != "lipschitz"], ids=lambda m: m.name
+)
 def test_the_oracle_catches_certificates_that_ignore_rounding(method):
-    threats = next(m for m in PROOFS if m.name == method).threats
-    threat = next(name for name in ("linf", "l2", "patch", "sparse") if name in threats)
-    assert len(falsely_proved(method, threat, TRAPS[torch.float32][:: 3 if method in COSTLY else 1], sound=False)) >= 3
+    """Without the rounding-error term each proves some of them, or the oracle would say nothing.
+
+    `lipschitz` proves none: sqrt(2) stands between it and a difference of two logits.
+    """
+    threat = next(name for name in ("linf", "l2", "patch", "sparse") if name in method.threats)
+    found, wrong = traps(torch.float32), []
+    for start in range(12):  # until it is sure
+        wrong += falsely_proved(claim(method, threat), found[start::12], sound=False)[0]
+        if len(wrong) >= 3:
+            return
+    pytest.fail(f"only {wrong}")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("method", "threat"), [(m.name, threat) for m in hf.methods("bounds") for threat in m.threats])
-def test_bounds_hold_for_the_network_as_run_and_in_rational_arithmetic(method, threat, dtype):
-    met = 0
-    for one in some(method, threat, dtype):
-        try:
-            found = hf.bounds(one.model, one.x, THREATS[threat], method, **QUICK.get(method, {}))
-        except SoundnessError:
-            raise
-        except HoldfastError:
-            continue
-        met += 1
-        low, high = found.lower[0].tolist(), found.upper[0].tolist()
-        for value in (CENTRE - RADIUS, CENTRE, CENTRE + RADIUS):
-            logits = one.model(torch.full_like(one.x, value))[0].tolist()
-            assert all(a <= z <= b for a, z, b in zip(low, logits, high, strict=True)), (one.name, value)
-            if all(isinstance(layer, nn.Flatten | nn.Linear | nn.ReLU) for layer in one.model):
-                truth = exact(one.model, value)
-                assert all(Fraction(a) <= z <= Fraction(b) for a, z, b in zip(low, truth, high, strict=True)), one.name
-    assert met > 20
+def test_bounds_hold_for_the_network_as_run_and_in_rational_arithmetic(method, threat):
+    check_bounds(method, threats=one_threat("bounds", method, threat))
 
 
 def centroid_trap(scale, dtype):
@@ -177,11 +157,11 @@ def test_the_number_of_pixels_of_a_smoothed_classifier_is_exact():
 
 
 def test_every_certificate_is_met():
-    """A new certificate is met by the oracle, or by networks or a closed form of its own in this file."""
+    """A certificate that the oracle cannot meet is met by networks or a closed form of its own, in this file."""
+    assert {m.needs for m in hf.methods("certify")} == {"", "centroid"}
     assert {m.name for m in hf.methods("certify") if m.smoothed} == {
         "smoothing",
         "smoothing-l1",
         "smoothing-l0",
         "smoothing-patch",  # counts of votes: integers, nothing is rounded
     }
-    assert {"centroid"} == OWN

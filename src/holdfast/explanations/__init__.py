@@ -89,6 +89,6 @@ def explain(
         raise
     except (RuntimeError, ValueError, TypeError, IndexError):
         # A pass to check the model first would cost as much as some methods; one that fails is looked into afterwards.
-        check_logits(model, x[:1])
+        check_labels(y, len(x), check_logits(model, x[:1]).shape[1])
         raise
     return result

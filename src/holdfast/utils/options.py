@@ -233,6 +233,12 @@ def options_of(function: Callable[..., Any]) -> dict[str, Option]:
     """The keyword-only options of `function` by name."""
     hints = get_type_hints(function, include_extras=True)
     taken = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for p in taken:
+        if p.name not in hints:
+            name = getattr(function, "__name__", function)
+            raise InputError(
+                f"the option '{p.name}' of the function {name} has no type; write one, as in steps: Count = 20"
+            )
     return {p.name: Option(p.name, hints[p.name], p.default) for p in taken}
 
 

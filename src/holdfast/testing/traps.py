@@ -2,7 +2,7 @@
 
 Inputs are single pixels in [0, 1], so that linf, l2 and l1 balls, a patch of one pixel and one changed pixel are the
 same interval, and every bound is tight in real arithmetic where the network is monotone: whether a certificate holds is
-decided by its rounding-error term alone. The bias of the last layer is the largest one with which the network still
+decided only by its rounding-error term. The bias of the last layer is the largest one with which the network still
 fails at the end of the interval: as it is run in its own precision, or in rational arithmetic. A sound certificate
 proves none of these.
 """
@@ -11,21 +11,23 @@ import itertools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-import holdfast as hf
+from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat
 
 CENTRE, RADIUS = 0.5, 0.25
-THREATS = {
-    "linf": hf.Linf(RADIUS),
-    "l2": hf.L2(RADIUS),
-    "l1": hf.L1(RADIUS),
-    "box": hf.Box(torch.full((1, 1, 1), RADIUS)),
-    "patch": hf.Patch(1, 1, low=CENTRE - RADIUS, high=CENTRE + RADIUS),
-    "sparse": hf.Sparse(1, low=CENTRE - RADIUS, high=CENTRE + RADIUS),
+THREATS: dict[str, Threat] = {
+    "linf": Linf(RADIUS),
+    "l2": L2(RADIUS),
+    "l1": L1(RADIUS),
+    "box": Box(torch.full((1, 1, 1), RADIUS)),
+    "patch": Patch(1, 1, low=CENTRE - RADIUS, high=CENTRE + RADIUS),
+    "sparse": Sparse(1, low=CENTRE - RADIUS, high=CENTRE + RADIUS),
 }
+"""The same interval of one pixel as each kind of threat."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +35,13 @@ class Trap:
     """A model, a clean input of class 0, and a point within 0.25 of it at which class 0 does not win."""
 
     name: str
-    model: nn.Module
+    model: nn.Sequential
     x: Tensor
     bad: Tensor
 
     @property
     def y(self) -> Tensor:
+        """The label 0, shape (1,)."""
         return torch.zeros(1, dtype=torch.long)
 
 
@@ -57,6 +60,11 @@ def exact(model: nn.Sequential, value: float) -> list[Fraction]:
         else:
             assert isinstance(layer, nn.Flatten)
     return values
+
+
+def is_chain(model: nn.Sequential) -> bool:
+    """Whether `exact` can evaluate the model."""
+    return all(isinstance(layer, nn.Flatten | nn.Linear | nn.ReLU) for layer in model)
 
 
 def _dense(weight: Tensor, bias: Tensor) -> nn.Linear:
@@ -95,18 +103,24 @@ def chain(seed: int, *, width: int, depth: int, spread: float, dtype: torch.dtyp
     return nn.Sequential(*layers, _dense(last.to(dtype), torch.zeros(2, dtype=dtype))).eval()
 
 
-def _set(model: nn.Module, bias: float) -> nn.Module:
-    model[-1].bias.data[0] = bias
+def _set(model: nn.Sequential, bias: float) -> nn.Sequential:
+    _bias(model).data[0] = bias
     return model
 
 
-def _margin(model: nn.Module, value: float, rational: bool = False) -> float:
+def _bias(model: nn.Sequential) -> Tensor:
+    bias = model[-1].bias
+    assert isinstance(bias, Tensor)
+    return bias
+
+
+def _margin(model: nn.Sequential, value: float, rational: bool = False) -> float:
     """z_0 - z_1 at one pixel, as the model is run or exactly; only its sign is used where that is delicate."""
     if rational:
         logits = exact(model, value)
         return float(logits[0] - logits[1])
-    found = model(_pixel(value, model[-1].bias.dtype))[0]
-    return (found[0] - found[1]).item()
+    found = model(_pixel(value, _bias(model).dtype))[0]
+    return float(found[0] - found[1])
 
 
 def _pixel(value: float, dtype: torch.dtype) -> Tensor:
@@ -114,9 +128,9 @@ def _pixel(value: float, dtype: torch.dtype) -> Tensor:
 
 
 @torch.no_grad()
-def trap(name: str, model: nn.Module, *, rational: bool = False) -> Trap | None:
+def trap(name: str, model: nn.Sequential, *, rational: bool = False) -> Trap | None:
     """The model with the largest bias that fails at an end of the interval; None if rounding leaves no such network."""
-    dtype, model = model[-1].bias.dtype, model.eval()
+    dtype, model = _bias(model).dtype, model.eval()
     _set(model, 0.0)
     ends = [CENTRE - RADIUS, CENTRE + RADIUS]
     values = [_margin(model, end) for end in ends]
@@ -139,7 +153,8 @@ def trap(name: str, model: nn.Module, *, rational: bool = False) -> Trap | None:
     return Trap(name, model, x, bad)
 
 
-def traps(dtype: torch.dtype = torch.float32) -> list[Trap]:
+@cache
+def traps(dtype: torch.dtype = torch.float32) -> tuple[Trap, ...]:
     """The collection: widths, depths and scales from 1e-30 to 1e30, cancelling, huge and tiny weights."""
     spread = 30.0 if dtype == torch.float32 else 250.0
     found = [
@@ -150,7 +165,17 @@ def traps(dtype: torch.dtype = torch.float32) -> list[Trap]:
         for seed in range(4)
         for model in [chain(seed, width=width, depth=depth, spread=scale, dtype=dtype)]
     ]
-    return [one for one in found if one is not None] + special(dtype)
+    return (*(one for one in found if one is not None), *special(dtype))
+
+
+def some_traps(threat: str, dtype: torch.dtype, first: bool) -> tuple[Trap, ...]:
+    """All of the traps for the first threat of a method in float32; others meet a share, each threat another one.
+
+    On one pixel all threats are the same interval, so that they differ only in their own few lines.
+    """
+    if first:
+        return traps(dtype)[:: 1 if dtype == torch.float32 else 3]
+    return traps(dtype)[list(THREATS).index(threat) :: len(THREATS)]
 
 
 def special(dtype: torch.dtype) -> list[Trap]:
@@ -179,17 +204,14 @@ def special(dtype: torch.dtype) -> list[Trap]:
     return [f for f in found if f is not None]
 
 
-def _normed(dtype: torch.dtype, sign: float) -> nn.Module:
-    norm = nn.BatchNorm2d(1).to(dtype)
-    norm.running_mean.fill_(0.4999)
-    norm.running_var.fill_(1e-9)
-    norm.eps = 0.0
-    model = nn.Sequential(norm, nn.Conv2d(1, 1, 1, dtype=dtype), nn.Flatten(), nn.Linear(1, 2, dtype=dtype)).eval()
-    model[1].weight.data.fill_(0.3)
-    model[1].bias.data.fill_(7.0)
-    model[3].weight.data = torch.tensor([[sign], [0.0]], dtype=dtype)
-    model[3].bias.data.zero_()
-    return model
+def _normed(dtype: torch.dtype, sign: float) -> nn.Sequential:
+    norm, conv = nn.BatchNorm2d(1, eps=0.0, dtype=dtype), nn.Conv2d(1, 1, 1, dtype=dtype)
+    nn.init.constant_(norm.get_buffer("running_mean"), 0.4999)
+    nn.init.constant_(norm.get_buffer("running_var"), 1e-9)
+    nn.init.constant_(conv.weight, 0.3)
+    nn.init.constant_(conv.get_parameter("bias"), 7.0)
+    head = _dense(torch.tensor([[sign], [0.0]], dtype=dtype), torch.zeros(2, dtype=dtype))
+    return nn.Sequential(norm, conv, nn.Flatten(), head).eval()
 
 
 class _Residual(nn.Module):
@@ -204,4 +226,5 @@ class _Residual(nn.Module):
         self.second.bias.data.fill_(1.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.first(x) + self.second(x)
+        total: Tensor = self.first(x) + self.second(x)
+        return total
