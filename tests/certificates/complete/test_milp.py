@@ -512,7 +512,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(hf.InputError, match=r"'time_limit'.*expected a number > 0"):
         exact_margin(model, x, y, hf.Linf(0.1), time_limit=0)
     with pytest.raises(hf.InputError, match=r"'max_binaries'.*expected an integer >= 0"):
-        milp(model, x, y, hf.Linf(0.1), max_binaries=-1)
+        exact_margin(model, x, y, hf.Linf(0.1), max_binaries=-1)
 
 
 def test_the_model_is_left_as_it_came():
