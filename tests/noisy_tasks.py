@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from holdfast.random import Noise
-from holdfast.training.objectives.core.smoothed import draw
+from holdfast.training.objectives.core.noisy_copies import draw
 
 RECIPE = {
     "threat": "l2:0.2",

@@ -8,8 +8,6 @@ import types
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 import holdfast as hf
 from holdfast.registry import Part
 
@@ -33,13 +31,11 @@ def has_its_file(method) -> bool:
     return is_part_of(stem, method.name) or (isinstance(method, Part) and stem == method.part.replace("_", "-"))
 
 
-@pytest.mark.xfail(strict=False, reason="bounds and certificates are still on their way to the files of their names")
 def test_every_registered_name_is_found_in_the_file_of_that_name():
     lost = [f"{m.kind} '{m.name}' is in {m.function.__module__}" for m in hf.methods() if not has_its_file(m)]
     assert not lost, f"{len(lost)} methods have no file where their name says:\n" + "\n".join(lost)
 
 
-@pytest.mark.xfail(strict=False, reason="stages.py, smoothed.py and sources.py are still there twice")
 def test_no_two_modules_share_a_name_without_need():
     """A method may be an attack and an objective; a command may bear the name of what it calls."""
     places = defaultdict(list)

@@ -111,7 +111,7 @@ class Certificate(Method):
         smoothed: whether it speaks of a smoothed classifier made from the model, not of the model.
         quick: whether it costs next to nothing where the logits are known.
         own_margin: whether its margin is in units of its own, not a difference of logits.
-        radius: finds the largest radius for `hf.radius`, made in certificates/core/search.py; None if it has none.
+        radius: finds the largest radius for `hf.radius` (certificates/core/radius_search.py); None if it has none.
     """
 
     kind: ClassVar[Kind] = "certify"

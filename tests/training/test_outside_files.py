@@ -10,8 +10,8 @@ from clock import within
 from holdfast import train
 from holdfast.errors import HoldfastError, InputError, StorageError
 from holdfast.training import folder as files
+from holdfast.training.recipe.reading import load_recipe
 from holdfast.training.recipe.recipe import to_table
-from holdfast.training.recipe.sources import load_recipe
 
 SOON = 10.0
 VALUES = [

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.region import REGIONS
 from holdfast.certificates.core.margins import certify_margins, linear_margins
-from holdfast.certificates.core.search import bisection
+from holdfast.certificates.core.radius_search import bisection
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat

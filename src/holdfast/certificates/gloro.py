@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from holdfast.certificates.core.lipschitz_margins import NORMS, certify_by_constants
-from holdfast.certificates.core.search import own_radius
+from holdfast.certificates.core.radius_search import own_radius
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L2

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.region import BALLS
 from holdfast.certificates.core.margins import certify_margins
-from holdfast.certificates.core.search import Ball, bisection
+from holdfast.certificates.core.radius_search import Ball, bisection
 from holdfast.certificates.fastlin import fastlin_margins
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult

@@ -17,7 +17,7 @@ from holdfast.certificates.core.lipschitz_margins import (
     round_down,
 )
 from holdfast.certificates.core.proved_norms import cached_norm
-from holdfast.certificates.core.search import own_radius
+from holdfast.certificates.core.radius_search import own_radius
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L2

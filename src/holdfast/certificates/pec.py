@@ -19,7 +19,7 @@ from holdfast.bounding.linear.relax import Slopes
 from holdfast.bounding.linear.relaxation import concretise, margin_planes, relaxation
 from holdfast.certificates.core.distance import Norm, distance, dual, half_spaces, reach
 from holdfast.certificates.core.margins import from_margins
-from holdfast.certificates.core.search import Ball, Proof, Question, searched
+from holdfast.certificates.core.radius_search import Ball, Proof, Question, searched
 from holdfast.registry import Certificate, register
 from holdfast.results import CertifyResult
 from holdfast.threats import L1, L2, Linf

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.errors import HoldfastError, InputError, StorageError
 from holdfast.training import folder as files
-from holdfast.training.recipe.sources import load_recipe
+from holdfast.training.recipe.reading import load_recipe
 from holdfast.utils.limits import parse_json, read_text, without_recursion
 
 _NEEDED = ("epoch", "seconds")

@@ -4,7 +4,7 @@ from holdfast.training.context import Context
 from holdfast.training.interrupt import Interrupted
 from holdfast.training.loop import train
 from holdfast.training.recipe.overrides import parse_override
+from holdfast.training.recipe.reading import list_recipes, load_recipe
 from holdfast.training.recipe.recipe import Recipe
-from holdfast.training.recipe.sources import list_recipes, load_recipe
 
 __all__ = ["Context", "Interrupted", "Recipe", "list_recipes", "load_recipe", "parse_override", "train"]

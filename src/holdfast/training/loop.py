@@ -26,8 +26,8 @@ from holdfast.training.display import display, write_scalars
 from holdfast.training.interrupt import Interrupted, stop_on_signal
 from holdfast.training.optimizer import gradient_norm, learning_rate, make_optimizer, set_learning_rate
 from holdfast.training.periods import pas
+from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe
-from holdfast.training.recipe.sources import Source, load_recipe
 from holdfast.training.schedules import BUDGETS, with_budget
 from holdfast.training.setup import Task, fingerprint, open_run, prepare, run_folder
 from holdfast.training.state import Best, RunState, copy_weights, load_weights

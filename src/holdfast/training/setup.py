@@ -27,8 +27,8 @@ from holdfast.training.augment import check_images
 from holdfast.training.context import Parts, in_mode
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
+from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe, to_table, to_toml
-from holdfast.training.recipe.sources import Source, load_recipe
 from holdfast.training.state import RunState, read_best
 from holdfast.training.workers import Workers
 from holdfast.utils.files import write_json, write_text

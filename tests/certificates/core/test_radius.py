@@ -12,7 +12,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.bounding.core.region import balls, region
 from holdfast.certificates.core.radius import _diameter, radius, search_radius
-from holdfast.certificates.core.search import bracket, own_radius
+from holdfast.certificates.core.radius_search import bracket, own_radius
 from holdfast.registry import methods
 
 KINDS = {"linf": hf.Linf, "l2": hf.L2, "l1": hf.L1}

@@ -17,7 +17,7 @@ from holdfast.models.layers import MinMax
 from holdfast.models.zoo.centroid import Centroid, CentroidNet, with_rejection
 from holdfast.threats import L2
 from holdfast.training.objectives.centroid import centroid, margins
-from holdfast.training.recipe.sources import load_recipe
+from holdfast.training.recipe.reading import load_recipe
 
 RECIPE = "mnist-mini-centroid"
 

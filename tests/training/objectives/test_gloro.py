@@ -20,7 +20,7 @@ from holdfast.threats import L2
 from holdfast.training.objectives.core.lipschitz import RIVAL, VECTORS, estimated, margin_loss
 from holdfast.training.objectives.gloro import ce_loss, emma_loss, gloro, ramp_loss, trades_loss
 from holdfast.training.objectives.lmt import lmt
-from holdfast.training.recipe.sources import load_recipe
+from holdfast.training.recipe.reading import load_recipe
 
 LOSSES = ("emma", "ce", "trades", "margin", "ramp")
 RECIPES = (

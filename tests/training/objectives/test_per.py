@@ -24,7 +24,7 @@ from holdfast.threats import L1, L2, Linf
 from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Parts
 from holdfast.training.objectives.per import envelope, hinge, others, per, per_at, sample, signed_distances
-from holdfast.training.recipe.sources import load_recipe
+from holdfast.training.recipe.reading import load_recipe
 from holdfast.training.step import fit
 
 NORMS = ("linf", "l2", "l1")

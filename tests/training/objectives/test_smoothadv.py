@@ -10,7 +10,7 @@ from holdfast.random import Noise
 from holdfast.training import load_recipe
 from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Parts
-from holdfast.training.objectives.core.smoothed import draw
+from holdfast.training.objectives.core.noisy_copies import draw
 from holdfast.training.objectives.gaussian import gaussian
 from holdfast.training.objectives.smoothadv import SoftVote, smoothadv
 from noisy_tasks import RECIPE, net, noisy_logits, task

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from holdfast import InputError, Linf, StorageError, UnsupportedError
 from holdfast.training import list_recipes, load_recipe, parse_override
-from holdfast.training.recipe import sources
+from holdfast.training.recipe import reading
 from holdfast.training.recipe.recipe import to_table, to_toml
 from holdfast.utils.options import Choice
 
@@ -32,8 +32,8 @@ def test_the_list_of_recipes_validates_none_of_them(monkeypatch):
     def fail(*_):
         raise AssertionError
 
-    sources._listed.cache_clear()
-    monkeypatch.setattr(sources, "resolved", fail)
+    reading._listed.cache_clear()
+    monkeypatch.setattr(reading, "resolved", fail)
     assert len(list_recipes()) > 100
 
 

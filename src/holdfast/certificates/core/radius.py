@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from holdfast.bounding.graph.once import trace_once
 from holdfast.bounding.linear.relax import Slopes
 from holdfast.certificates.core.distance import NORMS, Norm
-from holdfast.certificates.core.search import Ball, Question, RadiusSearch, own_radius
+from holdfast.certificates.core.radius_search import Ball, Question, RadiusSearch, own_radius
 from holdfast.certificates.models.smoothed import Smoothed, unwrap
 from holdfast.checks import check_precision, check_task
 from holdfast.errors import InputError, did_you_mean

@@ -10,7 +10,7 @@ import torch
 from scipy import special
 from torch import Tensor, nn
 
-from holdfast.certificates.core.search import own_radius
+from holdfast.certificates.core.radius_search import own_radius
 from holdfast.certificates.smoothing.prove import Variant, prove
 from holdfast.certificates.smoothing.sample import Sampling, Watch
 from holdfast.certificates.smoothing.votes import Counts, Draw

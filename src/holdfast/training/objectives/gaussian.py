@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.core.smoothed import draw, fit, metrics, noisy_view, outputs
+from holdfast.training.objectives.core.noisy_copies import draw, fit, metrics, noisy_view, outputs
 from holdfast.utils.options import Count, Positive
 
 

@@ -6,7 +6,7 @@ from torch.nn.functional import nll_loss
 
 from holdfast.registry import Objective, register
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.core.smoothed import draw, log_mean, metrics, noisy_view, outputs
+from holdfast.training.objectives.core.noisy_copies import draw, log_mean, metrics, noisy_view, outputs
 from holdfast.utils.options import Count, NotNegative, Positive
 
 

@@ -28,7 +28,7 @@ from holdfast.training.objectives.mtl_ibp import mtl_ibp
 from holdfast.training.objectives.sabr import sabr
 from holdfast.training.objectives.slope_step import slope_step
 from holdfast.training.objectives.standard import standard
-from holdfast.training.recipe.sources import load_recipe
+from holdfast.training.recipe.reading import load_recipe
 from holdfast.training.regularizers.grad_align import grad_align
 from holdfast.training.regularizers.l1_weights import l1_weights
 from holdfast.training.regularizers.trh import trh

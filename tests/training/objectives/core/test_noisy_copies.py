@@ -6,7 +6,7 @@ import torch
 import holdfast as hf
 from holdfast.random import Noise
 from holdfast.training import load_recipe, train
-from holdfast.training.objectives.core.smoothed import noisy_view
+from holdfast.training.objectives.core.noisy_copies import noisy_view
 from noisy_tasks import RECIPE
 
 
