@@ -190,8 +190,8 @@ def to_markdown(record: dict[str, Any]) -> str:
             f"Linf {setting['eps']}, {setting['steps']} steps of {setting['step_size']:g}, random start, batches of "
             f"{setting['batch']} images of mnist-mini, architecture small-star; {setting['rounds']} rounds, in turn.",
             describe_markdown(record["run"]),
-            "Ratio: our median time divided by that of the fastest peer, smaller is better; CPU ratio: the same for "
-            "the processor's time. Others: cores that other processes kept busy meanwhile; with two threads on two "
+            "Ratio: our median time divided by the time of the fastest peer, smaller is better; CPU ratio: the same "
+            "for the processor's time. Others: cores that other processes kept busy meanwhile; with two threads on two "
             "cores, a row is to be trusted only if this is near 0.",
             markdown_table(
                 ("model", "threads", "fastest peer", "ratio", "at most", "met", "CPU ratio", "others"), verdicts

@@ -110,7 +110,7 @@ MNIST: dict[str, Cell] = {
 # Same network, trained for the same bound. `lmt` has none: its bound is the ball, that of Lee's LMT the ellipsoid.
 PUBLISHED = {"gloro-0.3": 95.7, "gloro-1.58": 62.8, "bcp-1.58": 47.95, "margin-1.58": 40.55}
 LIKE_FOR_LIKE = (
-    "Published figures are those of the same network trained for the same bound. The LMT of Lee (Robustness of deep "
+    "Published figures are for the same network trained for the same bound. The LMT of Lee (Robustness of deep "
     "neural networks to adversarial attack, thesis, 2021), 40.55 %, is trained on the ellipsoid: `gloro` with the loss "
     "`margin`, the run margin-1.58. `lmt` is trained on the ball, as published by Tsuzuku, Sato and Sugiyama (2018), "
     "and is not to be compared with it."

@@ -289,7 +289,7 @@ def to_markdown(record: dict[str, Any]) -> str:
             describe_markdown(record["run"]),
             markdown_table(("mask", "clean", *names, "ours, cascade"), accuracies),
             f"Ours, in detail. Apart: points from the bare model's figure; bar: at most {POINTS:g}, and the mask is "
-            "flagged by its name. For noise the flag alone is asked for.",
+            "flagged by its name. For noise only the flag is required.",
             markdown_table(("mask", "apart", "indicators fired", "verdict", "to be flagged", "met"), verdicts),
             "Rounding to 8 bits changes the function a little: what the model sees is the nearest multiple of 1/255. "
             "The budget is such a multiple and so are the test inputs, so that rounding takes no point out of the "
@@ -300,7 +300,7 @@ def to_markdown(record: dict[str, Any]) -> str:
             "gradients: plain PGD reports about the same as ours. On what ours left, targeted Auto-PGD on "
             f"{DRAWS} fixed draws brings the accuracy down to {noise['after_targeted']:.1f}: that part of the "
             "distance to the bare model is the attack's; of the rest this says nothing.",
-            "CPU seconds, and those of the indicators, which probe 64 inputs.",
+            "CPU seconds of the attacks, and of the indicators, which probe 64 inputs.",
             markdown_table(("mask", *names, "ours, cascade", "indicators"), seconds),
         ]
     )

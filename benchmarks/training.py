@@ -360,7 +360,7 @@ def throughput_text(cells: dict[str, Cell]) -> str:
         "## Throughput of adversarial training\n\nPGD-10, batches of 128, one epoch on fresh models, in turn, three "
         "rounds; images per second of processor time. The plain loop calls PGD of torchattacks. Ours includes the "
         "checks and the bookkeeping of a run. Each column has its own median, so that the ratio, the median of the "
-        "ratios of the rounds, is not that of the two columns.\n\n" + markdown_table(header, rows)
+        "ratios of the rounds, is not the ratio of the two columns.\n\n" + markdown_table(header, rows)
     )
 
 
@@ -394,8 +394,8 @@ def overfitting_text(cells: dict[str, Cell]) -> str:
             "from epoch 10. SWA: from epoch 10. The weight decay is 5e-4 for all. The set-up and the strengths were "
             "chosen with another seed: at a rate of 0.03, or with TrH at 0.5 and more, or with AWP from the start, the "
             "regularised networks hardly learned, and so left no gap either.",
-            f"A run that hardly learned (robust accuracy on the training data below {LEARNED:.0%}) has a small gap for "
-            "that reason alone, and is no evidence for its method. The means are over the runs that learned.",
+            f"A run that hardly learned (robust accuracy on the training data below {LEARNED:.0%}) has a small gap "
+            "only for that reason, and is no evidence for its method. The means are over the runs that learned.",
             markdown_table(
                 ("method", "seeds that learned", "clean, last", "robust, best", "robust, last", "gap", "CPU s"), means
             ),

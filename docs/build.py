@@ -1,4 +1,4 @@
-"""Writes the parts of the documentation that follow from the code or from a run, and checks that they are current.
+"""Write the parts of the documentation that follow from the code or from a run, and check that they are current.
 
 python docs/build.py                  docs/methods.md and the table of methods in the README
 python docs/build.py --run FOLDER     also docs/bracket.svg and the output in the README, from that audit
@@ -10,6 +10,7 @@ import argparse
 import io
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rich.console import Console
 import holdfast as hf
 from holdfast.audits import Audit, load_audit
 from holdfast.audits.report.plot import bracket_plot
+from holdfast.cli.methods import default_text
 from holdfast.registry import KINDS, Kind, Method
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +30,7 @@ TITLES: dict[Kind, str] = {
     "explain": "Explanations",
     "train": "Training objectives",
 }
-# A picture that stands alone has no page to take its colours from; they are those of the report.
+# A picture outside a page needs its own colours; these are the colours of the report.
 STYLE = """<style>
 svg { --card: #ffffff; --ink: #1b2130; --soft: #5b6475; --line: #e2e5eb; --attacked: #c44f00; --certified: #0068a8;
   background: var(--card); font-family: system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -45,24 +47,26 @@ text { fill: var(--soft); font-size: 14px; } .axis { fill: var(--ink); } line.gr
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def options(method: Method) -> str:
-    """The names of the options."""
-    return " ".join(f"`{option}`" for option in method.options)
+    """List name, default, type and range of each option, one per line of the cell."""
+    lines = [f"`{o.name}` = {default_text(o)} ({o.text})" for o in method.typed_options.values()]
+    return "<br>".join(lines) or "-"
 
 
 def methods_page() -> str:
-    """The text of docs/methods.md."""
-    parts = [
-        "# Methods",
-        "This page is made from the registry by `docs/build.py`; `holdfast methods` prints the same. An *upper bound* "
-        "is what an attack gives: the truth is no higher. A *proof* holds for the network in real arithmetic and as it "
-        "is computed in floating point.",
-    ]
+    """Return the text of docs/methods.md."""
+    intro = (
+        "`docs/build.py` makes this page from the registry. `holdfast methods KIND` prints the same table, and "
+        "`holdfast methods KIND NAME` prints one method with its options. An attack gives an *upper bound*: the truth "
+        "is no higher. A *proof* holds for the network in real arithmetic and as it is computed in floating point. "
+        "Options are written `name` = default (type and range)."
+    )
+    parts = ["# Methods", textwrap.fill(intro, 120)]
     columns = ("name", "what it does", "guarantee", "threats", "options", "reference")
     for kind in KINDS:
         rows = [
@@ -74,7 +78,7 @@ def methods_page() -> str:
 
 
 def readme_table() -> str:
-    """Every method in one table, folded so that the README stays on one screen."""
+    """Put every method into one table, folded so that the README stays on one screen."""
     counts = [f"{len(hf.methods(kind))} {TITLES[kind].lower()}" for kind in KINDS if hf.methods(kind)]
     rows = [(m.kind, f"`{m.name}`", m.summary, m.guarantee, m.reference) for m in hf.methods()]
     columns = ("kind", "name", "what it does", "guarantee", "reference")
@@ -82,7 +86,7 @@ def readme_table() -> str:
 
 
 def between(text: str, marker: str, content: str) -> str:
-    """`text` with what lies between <!-- marker --> and <!-- /marker --> replaced."""
+    """Replace the text between <!-- marker --> and <!-- /marker -->."""
     pattern = re.compile(rf"(<!-- {marker} -->\n).*?(<!-- /{marker} -->)", re.DOTALL)
     if len(pattern.findall(text)) != 1:
         raise SystemExit(f"README.md must hold <!-- {marker} --> and <!-- /{marker} --> once")
@@ -90,7 +94,7 @@ def between(text: str, marker: str, content: str) -> str:
 
 
 def readme(text: str, run: Path | None = None) -> str:
-    """The README with its generated parts renewed; the output only if there is a run to take it from."""
+    """Renew the generated parts of the README; the output only if there is a run to take it from."""
     text = between(text, "methods", readme_table())
     if run is None:
         return text
@@ -98,20 +102,20 @@ def readme(text: str, run: Path | None = None) -> str:
 
 
 def printed(audit: Audit) -> str:
-    """The table as `holdfast audit` prints it where the output is no terminal."""
+    """Return the table as `holdfast audit` prints it into a file or pipe."""
     screen = io.StringIO()
     Console(file=screen, width=80).print(audit.table())
     return "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
 
 
 def picture(audit: Audit) -> str:
-    """The bracket as an SVG file of its own."""
+    """Draw the bracket as a separate SVG file."""
     opening, rest = bracket_plot(audit.brackets[0]).split(">", 1)
     return f'{opening} xmlns="http://www.w3.org/2000/svg">\n{STYLE}{rest}\n'
 
 
 def dead_links(root: Path) -> list[str]:
-    """Relative links and pictures of README.md, CONTRIBUTING.md and docs/*.md that point to no file."""
+    """List relative links and pictures of README.md, CONTRIBUTING.md and docs/*.md that point to no file."""
     dead = []
     for page in [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md"))]:
         text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -123,7 +127,7 @@ def dead_links(root: Path) -> list[str]:
 
 
 def check(root: Path) -> list[str]:
-    """What is wrong with the documentation under `root`, one line each."""
+    """List what is wrong with the documentation under `root`, one line each."""
     page, text = root / "docs" / "methods.md", (root / "README.md").read_text(encoding="utf-8")
     problems = []
     if not page.is_file() or page.read_text(encoding="utf-8") != methods_page():
@@ -134,7 +138,7 @@ def check(root: Path) -> list[str]:
 
 
 def main() -> None:
-    """Reads the options; writes or checks."""
+    """Read the options; write or check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, fail if something is out of date")
     parser.add_argument("--run", type=Path, help="folder of a finished audit for the picture and the output")

@@ -4,7 +4,7 @@ import holdfast as hf
 
 
 def main(*, epochs: int = 2, n: int = 200) -> None:
-    """Trains a model for a few seconds, attacks it, and shows what became of the first inputs it broke."""
+    """Train a model for a few seconds, attack it, and show what became of the first inputs it broke."""
     data = hf.load_data("mnist-mini")
     model = hf.train("mnist-mini-standard", epochs=epochs).model
     x, y = data.test.x[:n], data.test.y[:n]

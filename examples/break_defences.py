@@ -1,4 +1,4 @@
-"""Two published defences against patches seem to help until the attack knows of them."""
+"""Two published defences against patches seem to help until the attack knows about them."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from holdfast.attacks import StraightThrough
 
 
 def main(*, epochs: int = 2, n: int = 50, steps: int = 20, restarts: int = 8) -> None:
-    """Trains a model for a few seconds; attacks it bare, then each defended model, without and with knowledge."""
+    """Train a model for a few seconds; attack it bare, then each defended model, without and with knowledge."""
     data, model = hf.load_data("mnist-mini").test, hf.train("mnist-mini-standard", epochs=epochs).model
     x, y = data.x[:n], data.y[:n]
 

@@ -12,7 +12,7 @@ from holdfast.training.objectives.certified import certified_loss, interval_boun
 
 
 def main(*, steps: int = 180, every: int = 15, out: Path = Path("runs/landscape")) -> None:
-    """Trains with either bound, recording every so many steps; then bends a path from one network to the other."""
+    """Train with either bound, recording every so many steps; then bend a path from one network to the other."""
     use = {"IBP": interval_bound, "CROWN-IBP": linear_bound(1.0, lambda r, y: None)}
     losses = {k: lambda m, x, y, b=b, e=0.1: certified_loss(m, x, y, hf.Linf(e), b)[0].mean() for k, b in use.items()}
     data, runs, models = hf.load_data("mnist-mini"), {name: [] for name in losses}, {}

@@ -4,7 +4,7 @@ import holdfast as hf
 
 
 def main(*, epochs: int = 2, n: int = 50, largest: int = 4) -> None:
-    """Trains a linear classifier, for which the interval certificate is exact, and tries patches of growing size."""
+    """Train a linear classifier, for which the interval certificate is exact, and try patches of growing size."""
     data = hf.load_data("mnist-mini")
     model = hf.train("mnist-mini-standard", epochs=epochs, model=hf.make_model("linear")).model
     x, y = data.test.x[:n], data.test.y[:n]

@@ -19,7 +19,7 @@ THREAT = hf.Linf(0.1)
 
 
 def get_model(recipe: str, folder: Path, **overrides: Any) -> hf.TrainResult | None:
-    """Trains the model of `folder`, from the checkpoint if there is one; None if it is finished already."""
+    """Train the model of `folder`, from the checkpoint if there is one; return None if it is finished already."""
     if (folder / "model.safetensors").is_file():
         return None
     started = (folder / "checkpoints" / "last.pt").is_file()
@@ -27,7 +27,7 @@ def get_model(recipe: str, folder: Path, **overrides: Any) -> hf.TrainResult | N
 
 
 def demo(out: Path, *, n: int, n_pgd: int, **overrides: Any) -> None:
-    """Trains and audits both models under `out`; `n` inputs for the bracket, `n_pgd` for PGD with 40 steps alone."""
+    """Train and audit both models under `out`; `n` inputs for the bracket, `n_pgd` for PGD with 40 steps only."""
     console = Console()
     data = hf.load_data("mnist-mini")
     audits, pgd = [], []
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for models, audits and report")
     parser.add_argument("--n", type=int, default=200, help="test inputs for the brackets")
-    parser.add_argument("--n-pgd", type=int, default=2000, help="test inputs for PGD alone; 2000 is the whole split")
+    parser.add_argument("--n-pgd", type=int, default=2000, help="test inputs for PGD only; 2000 is the whole split")
     parser.add_argument("--epochs", type=int, help="epochs of both trainings; as the recipes say if not given")
     options = parser.parse_args()
     overrides = {} if options.epochs is None else {"epochs": options.epochs}

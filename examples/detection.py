@@ -1,4 +1,4 @@
-"""Certify an object detector: which digits of a scene does it find, whatever a small change of the image does?"""
+"""Certify an object detector: which digits of a scene does it find under every small change of the image?"""
 
 import holdfast as hf
 from holdfast.apps import detection
@@ -6,7 +6,7 @@ from holdfast.data import detection_scenes
 
 
 def main(*, scenes: int = 700, epochs: int = 5, images: int = 3, n: int = 200, epsilon: float = 0.1) -> None:
-    """Trains a small detector for a few seconds, smooths it, and prints what is proved of a few scenes."""
+    """Train a small detector for a few seconds, smooth it, and print what is proved about a few scenes."""
     model = detection.train_tiny(detection_scenes(scenes, most=2), sigma=0.25, epochs=epochs, batch=16, lr=1e-2)
     smoothed = detection.SmoothedDetector(detection.tiny_detector(model, objectness=0.3), sigma=0.25, n=n)
     test = detection_scenes(images, most=2, split="test")

@@ -8,7 +8,7 @@ from holdfast.explanations.evaluate.trust import deletion, infd
 
 
 def main(*, epochs: int = 1, n: int = 4, out: Path = Path("runs/explain")) -> None:
-    """Trains a model for a few seconds, prints one row for each method, and draws them side by side."""
+    """Train a model for a few seconds, print one row for each method, and draw them side by side."""
     data = hf.load_data("mnist-mini")
     model = hf.train("mnist-mini-standard", epochs=epochs).model
     x, y = data.test.x[:n], data.test.y[:n]

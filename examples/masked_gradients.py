@@ -7,7 +7,7 @@ from holdfast.attacks.core.indicators import indicators, verdict
 
 
 class Masked(nn.Sequential):
-    """The same model for 8-bit images; either mask alone makes gradients of the cross-entropy vanish."""
+    """The same model for 8-bit images; each mask by itself makes gradients of the cross-entropy vanish."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 1000 * super().forward((255 * x).round() / 255)
@@ -24,7 +24,7 @@ def plain_pgd(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
 
 
 def main(*, epochs: int = 1, n: int = 60, eps: float = 0.1) -> None:
-    """Trains a model for a few seconds; attacks it as it is, and behind the masks."""
+    """Train a model for a few seconds; attack it as it is, and behind the masks."""
     data, network = hf.load_data("mnist-mini").test, hf.train("mnist-mini-standard", epochs=epochs).model
     x, y = data.x[:n], data.y[:n]
     for name, model in (("as it is", network), ("masked", Masked(network).eval())):

@@ -4,7 +4,7 @@ import holdfast as hf
 
 
 def main(*, epochs: int = 2, n: int = 8, norm: str = "linf") -> None:
-    """Trains a model for a few seconds, then prints one row for each input."""
+    """Train a model for a few seconds, then print one row for each input."""
     data = hf.load_data("mnist-mini")
     model = hf.train("mnist-mini-standard", epochs=epochs).model
     x, y = data.test.x[:n], data.test.y[:n]

@@ -12,7 +12,7 @@ from holdfast.certificates.nonuniform import nonuniform
 
 
 def main(*, steps: int = 3000, points: int = 20, out: Path = Path("nonuniform_2d.svg")) -> None:
-    """Learns which of ten random seeds is nearest, then proves boxes around some points and draws them."""
+    """Learn which of ten random seeds is nearest, then prove boxes around some points and draw them."""
     torch.manual_seed(0)
     seeds, x = 2 * torch.rand(10, 2) - 1, 2 * torch.rand(10_000, 2) - 1
     y = torch.cdist(x, seeds).argmin(1)

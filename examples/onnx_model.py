@@ -12,7 +12,7 @@ from holdfast.models import as_classifier
 
 
 def main(*, epochs: int = 3, n: int = 100, out: Path | None = None) -> None:
-    """Exports a trained model as another program might have written it, and audits the file."""
+    """Export a trained model as another program might have written it, and audit the file."""
     trained = hf.train("mnist-mini-at", epochs=epochs).model.eval()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns about itself

@@ -9,7 +9,7 @@ import holdfast as hf
 
 
 def main(*, steps: int = 500, n: int = 200, out: Path | None = None) -> None:
-    """Fits points inside and outside a circle, then brackets how far each point can be pushed."""
+    """Fit points inside and outside a circle, then bracket how far each point can be pushed."""
     torch.manual_seed(0)
     x = torch.rand(2000, 2)  # inputs in [0, 1]; for another range give the threat low= and high=
     y = ((x - 0.5).norm(dim=1) < 0.35).long()

@@ -4,7 +4,7 @@ import holdfast as hf
 
 
 def main(*, epochs: int = 2, inputs: int = 20, n: int = 2000, sigma: float = 0.25) -> None:
-    """Trains a linear classifier with noise and certifies the smoothed one at growing radii."""
+    """Train a linear classifier with noise and certify the smoothed one at growing radii."""
     data = hf.load_data("mnist-mini")
     model = hf.train("mnist-mini-gaussian", epochs=epochs, model=hf.make_model("linear")).model
     smoothed = hf.Smoothed(model, sigma, n=200).eval()

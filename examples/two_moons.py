@@ -1,4 +1,4 @@
-"""Two Moons: does a penalty on the curvature of the top layer alone flatten the whole network? Several seeds answer."""
+"""Two Moons: does a penalty on the curvature of only the top layer flatten the whole network? Several seeds."""
 
 from statistics import mean
 
@@ -12,7 +12,7 @@ ARMS = {"Standard": (0.0, slice(None)), "Top": (0.5, slice(-1, None)), "Full": (
 
 
 def main(*, seeds: int = 5, epochs: int = 100, width: int = 100) -> None:
-    """Trains three ways with each seed; compares traces over all weights, as means of the last fifth of the epochs."""
+    """Train three ways with each seed; compare traces over all weights, as means of the last fifth of the epochs."""
     ends = {arm: [] for arm in ARMS}
     for arm, seed in ((arm, seed) for arm in ARMS for seed in range(seeds)):
         torch.manual_seed(seed)  # the same points, weights and batches for all arms

@@ -1,4 +1,4 @@
-"""Two Moons with outliers: what do GloRo and a centroid network reject, the border or what is far? Several seeds."""
+"""Two Moons with outliers: do GloRo and a centroid network reject points near the border, or points far away?"""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ RUN = {"threat": "l2:0.025", "batch_size": 50, "validation": 0.0, "learning_rate
 
 
 def main(*, seeds: int = 5, epochs: int = 100, eta: float = 0.5, out: Path = Path("runs/two-moons-reject")) -> None:
-    """Trains both, moves a fifth of the test points away, says what each model does with them, and draws it."""
+    """Train both, move a fifth of the test points away, say what each model does with them, and draw it."""
     out.mkdir(parents=True, exist_ok=True)
     for name, model in MODELS.items():
         recipe = RUN | {"epochs": epochs, "model": model | BODY, "optimizer": {"name": "adam", "lr": 5e-3}}

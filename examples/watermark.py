@@ -5,7 +5,7 @@ from holdfast.apps import watermark as wm
 
 
 def main(*, epochs: int = 3, inputs: int = 3000, copies: int = 200) -> None:
-    """Embeds triggers with a text, certifies them, and attacks the weights within the radius."""
+    """Embed triggers with a text, certify them, and attack the weights within the radius."""
     data, sigma, radius = hf.load_data("mnist-mini"), 0.3, 0.5
     triggers = wm.content_triggers(data.train, 10, text="OWNER", label=4)  # keep it secret
     options = wm.EmbedOptions(

@@ -12,7 +12,19 @@ from holdfast.audits import load_audit
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FAMILIES = [
+    *("attacks", "minimum-norm", "trust", "threats", "bounds", "linear-bounds", "certify", "radii", "milp"),
+    *("lipschitz", "gloro", "centroid", "smoothing", "smoothing-variants", "detection", "watermark", "explain"),
+    *("training", "certified-training", "generalisation", "difficulty"),
+]
+SKELETON = ["Idea", "Maths", "When to use", "Limits", "Departures from the source", "Example"]
 PAGES = [
+    "centroid",
+    "gloro",
+    "linear-bounds",
+    "lipschitz",
+    "milp",
+    "radii",
     "threats",
     "attacks",
     "minimum-norm",
@@ -93,6 +105,21 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     assert blocks or page == "architecture"
     for block in blocks:
         exec(compile(block, f"docs/{page}.md", "exec"), {})
+
+
+@pytest.mark.parametrize("page", FAMILIES)
+def test_every_page_of_a_family_has_the_same_skeleton(page):
+    text = re.sub(r"```.*?```", "", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert [heading for heading in headings if heading in SKELETON] == SKELETON
+    own = [i for i, heading in enumerate(headings) if heading not in SKELETON]
+    assert all(headings.index("When to use") < i < headings.index("Limits") for i in own)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_text_is_at_most_120_columns_wide(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "    "))] == []
 
 
 def test_the_tables_hold_every_method_with_its_options(build):

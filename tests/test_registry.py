@@ -58,7 +58,8 @@ def test_did_you_mean_without_a_near_name():
 
 
 def test_importing_holdfast_loads_next_to_nothing():
-    code = "import sys, holdfast; print(sorted(m for m in sys.modules if m.startswith('holdfast')), 'torch' in sys.modules)"
+    loaded = "[m for m in sys.modules if m.startswith('holdfast')], 'torch' in sys.modules"
+    code = f"import sys, holdfast; print({loaded})"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "['holdfast'] False"
 

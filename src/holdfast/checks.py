@@ -1,4 +1,4 @@
-"""Checks at the door: bad input gets an error that says what is wrong, where, and what to do."""
+"""Input checks: bad input gets an error that says what is wrong, where, and what to do."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def modules_in(model: nn.Module) -> list[nn.Module]:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what is not a module, and a module in training mode (its answers would depend on the batch)."""
+    """Refuse anything but a module in eval mode (in training mode, answers would depend on the batch)."""
     if not isinstance(model, nn.Module):
         raise InputError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     if any(module.training for module in modules_in(model)):
@@ -105,7 +105,7 @@ def check_labels(y: Tensor, count: int, classes: int | None = None) -> None:
 def check_logits(model: nn.Module, x: Tensor, chunk: int | None = None) -> Tensor:
     """Logits of x, shape (B, K), or an error if the model cannot take x or does not return finite logits.
 
-    With `chunk` so many inputs at a time: large batches fall out of the caches of a CPU.
+    `chunk` is the number of inputs per forward pass: large batches do not fit into the caches of a CPU.
     """
     if chunk is not None and len(x) > chunk:
         return torch.cat([check_logits(model, part) for part in x.split(chunk)])
@@ -132,9 +132,9 @@ def check_logits(model: nn.Module, x: Tensor, chunk: int | None = None) -> Tenso
 
 
 def check_task(model: nn.Module, x: Tensor, y: Tensor | None, threat: Threat, *, chunk: int | None = None) -> Tensor:
-    """All checks of one evaluation; returns the clean logits (B, K), which they need anyway.
+    """Run all checks of one evaluation and return the clean logits (B, K), which the checks need anyway.
 
-    With `chunk`, the forward pass takes so many inputs at a time.
+    `chunk` is the number of inputs per forward pass.
     """
     if not isinstance(threat, Threat):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Errors of our own: every expected failure is one of these, and the command line prints it without a traceback."""
+"""Holdfast's errors: every expected failure is one of these, and the command line prints it without a traceback."""
 
 import difflib
 from collections.abc import Iterable

@@ -13,10 +13,10 @@ class AttackResult:
 
     Attributes:
         x_adv: the strongest input found inside the threat set, shape of x. Where `success`, it is misclassified.
-        success: (B,) bool. True where `x_adv` is not classified as `y`; an input that is wrong to begin with counts.
-        by: name of the attack that broke each input: "clean" where it was wrong to begin with, "" where nothing did.
+        success: (B,) bool. True where `x_adv` is not classified as `y`; misclassified clean inputs count.
+        by: attack that broke each input: "clean" where x was misclassified already, "" where nothing broke it.
         gradients: (B,) int64, gradient evaluations spent on each input.
-        queries: (B,) int64, forward passes spent on each input, those of the gradients included.
+        queries: (B,) int64, forward passes spent on each input, including the passes of gradients.
     """
 
     x_adv: Tensor
@@ -55,7 +55,7 @@ class CertifyResult:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """How much each value of an input counts for the model's answer.
+    """How much each value of an input contributes to the answer of the model.
 
     Attributes:
         attribution: signed, shape of x.
@@ -66,7 +66,7 @@ class Explanation:
         slope: the gradient, averaged over the path (the attribution without its factor x - b), shape of x, or None.
         boundary: the nearest point found that the model puts into another class, shape of x, or None; x itself where
             none was found.
-        distance: (B,) its distance; infinite where none was found, or None.
+        distance: (B,) distance from x to `boundary`, infinite where none was found; or None.
     """
 
     attribution: Tensor

@@ -88,7 +88,7 @@ class Threat(ABC):
         return in_range & (self.distance(x_adv, x) <= self.budget * slack + rounding)
 
     def _rounding(self, x: Tensor) -> float:
-        """By how many ulps of the range the distance may be off through rounding of x_adv - x."""
+        """Error of the distance through rounding of x_adv - x, in ulps of the range."""
         return 1.0
 
     @abstractmethod
@@ -271,7 +271,7 @@ class L1(_Ball):
 
 @dataclass(frozen=True, eq=False)
 class Box(Threat):
-    """Each value may change by at most its own `radius`, a tensor of one input's shape or of the batch's.
+    """Each value may change by at most its own `radius`, a tensor with the shape of one input or of the batch.
 
     A radius vector has no text form; `str()` describes it only. A radius for each input of a batch, `batched=True`,
     is for bounds and certificates; attacks take one radius for all.

@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints, its exit codes, and one line for every mistake."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
 import holdfast as hf
+from holdfast import registry
 from holdfast.cli.commands import main
+from holdfast.cli.methods import default_text, method_card, source
 from holdfast.training import parse_override
 
 COMMANDS = [
@@ -37,6 +41,7 @@ SUBCOMMANDS = [
     *("data list", "data get", "explain pictures", "explain locality"),
     *(f"watermark {name}" for name in ("embed", "certify", "verify", "attack")),
 ]
+SOURCE = Path(hf.__file__).parent
 TINY = ["epochs=1", "validation=0.95", "evaluate.count=20", "evaluate.attack_steps=2"]
 
 
@@ -109,6 +114,27 @@ def test_methods_lists_all_or_one_kind(holdfast):
     _, attacks, _ = holdfast("methods", "attack")
     assert "pgd" in attacks
     assert "certify" not in attacks
+
+
+def test_methods_shows_one_method_with_its_options(holdfast):
+    code, out, _ = holdfast("methods", "attack", "square")
+    assert code == 0
+    method = registry.get("attack", "square")
+    assert method.summary in out
+    assert method.reference in out
+    assert "holdfast/attacks/square.py" in out
+    for option in method.typed_options.values():
+        row = next(line for line in out.splitlines() if line.startswith(option.name + " "))
+        assert option.text in row
+        assert row.rstrip().endswith(default_text(option))
+
+
+@pytest.mark.parametrize("method", hf.methods(), ids=lambda method: f"{method.kind}-{method.name}")
+def test_every_method_can_be_shown_in_full(method):
+    text = io.StringIO()
+    Console(file=text, width=300).print(method_card(method))
+    assert (SOURCE.parent / source(method)).is_file()
+    assert all(option.text in text.getvalue() for option in method.typed_options.values())
 
 
 def test_models_and_data_and_recipes_are_listed(holdfast):
@@ -270,6 +296,7 @@ def test_train_refuses_to_overwrite_or_to_resume_a_damaged_run(refused, trained)
 
 def test_methods_and_data_refuse_unknown_names(refused):
     assert "unknown kind 'attacks'" in refused("methods", "attacks")
+    assert "unknown attack method 'pdg'. Did you mean 'pgd'" in refused("methods", "attack", "pdg")
     assert "Did you mean 'cifar10'?" in refused("data", "get", "cifar1")
 
 

@@ -22,6 +22,7 @@ from holdfast.cli.common import (
     open_both,
 )
 from holdfast.cli.explain import app as explain_app
+from holdfast.cli.methods import method_card
 from holdfast.cli.serve import serve_command
 from holdfast.cli.watermark import watermark_app
 from holdfast.data import download, list_data
@@ -54,7 +55,7 @@ SMOOTHED_COPIES = 100  # of an audited model, in each look at it
 
 
 def run_folder(*words: str) -> Path:
-    """Where a run goes if the user names no folder."""
+    """Return the default folder of a run."""
     return Path("runs") / "-".join(words).replace(":", "-").replace("/", "_")
 
 
@@ -67,34 +68,36 @@ def audit(
     ] = None,
     budget: Annotated[str, typer.Option(help="quick, standard, thorough, or a time: 90s, 10m, 2h.")] = "standard",
     n: Annotated[int, typer.Option("--n", help="Audit the first N test inputs.")] = 500,
-    budgets: Annotated[int, typer.Option(help="How many budgets, up to the threat's own.")] = 5,
+    budgets: Annotated[int, typer.Option(help="Number of budgets to report, up to the budget of the threat.")] = 5,
     attack: Annotated[
-        str | None, typer.Option(help="This attack alone (`holdfast methods attack`); with --sigma: pgd.")
+        str | None, typer.Option(help="Run only this attack (`holdfast methods attack`); with --sigma: pgd.")
     ] = None,
     certify: Annotated[
         str | None,
-        typer.Option(help="This certificate alone (`holdfast methods certify`), or none; with --sigma: smoothing."),
+        typer.Option(help="Run only this certificate (`holdfast methods certify`), or none; with --sigma: smoothing."),
     ] = None,
     group: Annotated[
-        list[str] | None, typer.Option(help="Split the results: FILE.csv:COLUMN, one row for each test input.")
+        list[str] | None, typer.Option(help="Split the results by FILE.csv:COLUMN, one row for each test input.")
     ] = None,
     fail_under: Annotated[
         list[str] | None,
-        typer.Option(help="Exit with 1 if below: certified=0.8, attacked=0.9 or clean=0.95, for every threat."),
+        typer.Option(
+            help="Exit with code 1 if a share is lower, for any threat: certified=0.8, attacked=0.9, clean=0.95."
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray to spread the work over a cluster.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Of the Ray cluster; one is started here if not given.")] = None,
+    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster; started here if not given.")] = None,
     sigma: Annotated[
-        float | None, typer.Option(help="Audit the model smoothed with this noise, which it was trained with.")
+        float | None, typer.Option(help="Audit the model smoothed with this noise; train it with the same noise.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-THREAT if not given.")] = None,
     seed: SeedOption = 0,
     architecture: ArchitectureOption = None,
     root: RootOption = None,
 ) -> None:
-    """Bracket the robust accuracy of a model: what attacks break, what a proof guarantees.
+    """Bracket the robust accuracy of a model between what attacks break and what proofs guarantee.
 
-    Run it again after a kill: it goes on where it stopped.
+    After a kill, run the same command again: it continues where it stopped.
     """
     threats = threat or ["linf:0.1"]
     limits = [hf.threat(text) for text in threats]
@@ -130,7 +133,7 @@ def audit(
 
 
 def parse_floor(text: str) -> tuple[str, float]:
-    """`certified=0.8` as name and share."""
+    """Parse `certified=0.8` into name and share."""
     name, _, share = text.partition("=")
     try:
         value = float(share)
@@ -142,7 +145,7 @@ def parse_floor(text: str) -> tuple[str, float]:
 
 
 def below(result: hf.Audit, name: str, floor: float) -> list[str]:
-    """What falls below the floor, a sentence for each threat."""
+    """List the threats whose share is below the floor, one sentence each."""
     if name == "clean":
         return [] if result.clean >= floor else [f"clean accuracy {result.clean:.4f} is below {floor:g}"]
     found = ((bracket.threat, getattr(bracket, name)[-1]) for bracket in result.brackets)
@@ -150,7 +153,7 @@ def below(result: hf.Audit, name: str, floor: float) -> list[str]:
 
 
 def read_column(text: str) -> tuple[str, list[str]]:
-    """Name and values of `FILE.csv:COLUMN`."""
+    """Read `FILE.csv:COLUMN` into the name of the column and its values."""
     path, _, name = text.rpartition(":")
     if not path or not name:
         raise InputError(f"cannot read --group '{text}'; write FILE.csv:COLUMN")
@@ -170,26 +173,28 @@ def attack(
     model: ModelArgument,
     data: DataOption = "mnist-mini",
     threat: Annotated[str | None, typer.Option(help=f"{THREATS} linf:0.1 if not given.", show_default=False)] = None,
-    minimum: Annotated[bool, typer.Option("--minimum", help="Look for the nearest example; no --threat.")] = False,
-    norm: Annotated[str | None, typer.Option(help="With --minimum: linf, l2 (if not given) or l1.")] = None,
+    minimum: Annotated[bool, typer.Option("--minimum", help="Find the nearest example; takes no --threat.")] = False,
+    norm: Annotated[str | None, typer.Option(help="With --minimum: linf, l2 (default) or l1.")] = None,
     method: Annotated[
         str | None,
         typer.Option(help="Attack (`holdfast methods attack`): cascade if not given; with --minimum: auto."),
     ] = None,
-    option: Annotated[list[str] | None, typer.Option(help="Of the attack: name=value, e.g. steps=20.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Option of the attack: name=value, e.g. steps=20.")] = None,
     n: Annotated[int, typer.Option("--inputs", "--n", min=1, help="Attack the first N test inputs.")] = 500,
     seed: SeedOption = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; runs/attack-MODEL-THREAT-METHOD if not given.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of the folder.")] = False,
-    png: Annotated[bool, typer.Option("--png", help="Also write the examples that survive 8 bits as PNG.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    png: Annotated[
+        bool, typer.Option("--png", help="Also write PNG files of the examples that survive rounding to 8 bits.")
+    ] = False,
     architecture: ArchitectureOption = None,
     root: RootOption = None,
 ) -> None:
-    """Look for an adversarial example of each input, in a threat or as near as can be, and keep what is found.
+    """Find an adversarial example of each input, within a threat or as near as possible, and save it.
 
-    After a kill, run it again with --resume: it goes on where it stopped.
+    After a kill, run the same command with --resume: it continues where it stopped.
     """
     if minimum and threat is not None:
         raise InputError("--minimum looks for the nearest example and has no --threat; give --norm linf, l2 or l1")
@@ -217,7 +222,7 @@ def attack(
 
 
 def parse_option(text: str) -> tuple[str, Any]:
-    """`name=value` of an option of a method."""
+    """Parse `name=value`, an option of a method."""
     try:
         return parse_override(text)
     except InputError:
@@ -233,21 +238,23 @@ def certify(
     inputs: Annotated[int, typer.Option(min=1, help="Certify the first N test inputs.")] = 500,
     n: Annotated[
         int | None,
-        typer.Option("--n", min=1, help="Of a method that samples: most samples per input. Else the same as --inputs."),
+        typer.Option(
+            "--n",
+            min=1,
+            help="Largest number of samples per input, for methods that sample; otherwise the same as --inputs.",
+        ),
     ] = None,
-    sigma: Annotated[
-        float | None, typer.Option(help="Of smoothing: the noise that the model was trained with.")
-    ] = None,
-    alpha: Annotated[float | None, typer.Option(help="Of a method that samples: probability of a wrong proof.")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="Of the method: name=value, e.g. seed=1.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise of smoothing; use the noise of training.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Probability of a wrong proof, for methods that sample.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Option of the method: name=value, e.g. seed=1.")] = None,
     out: Annotated[Path | None, typer.Option(help="Per-input results: a .csv or .json file.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the samples kept beside --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue with the samples stored beside --out.")] = False,
     architecture: ArchitectureOption = None,
     root: RootOption = None,
 ) -> None:
     """Prove for each input that no perturbation of the threat changes its class.
 
-    A method that samples keeps its samples beside --out as it goes. After a kill, run it again with --resume.
+    Methods that sample store their samples beside --out. After a kill, run the same command with --resume.
     """
     limit = hf.threat(threat)
     if out is not None and out.suffix not in (".csv", ".json"):
@@ -286,7 +293,7 @@ def bounds(
     architecture: ArchitectureOption = None,
     root: RootOption = None,
 ) -> None:
-    """Show what each logit of one input can become under the threat."""
+    """Show the range of each logit of one input under the threat."""
     limit = hf.threat(threat)
     network, dataset = open_both(model, data, architecture, root)
     if index >= len(dataset.test):
@@ -308,7 +315,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished audits.")],
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
 ) -> None:
-    """Put several audits side by side on one page."""
+    """Write one page that compares several audits."""
     page = render([load_audit(run) for run in runs])
     try:
         out.write_text(page, encoding="utf-8")
@@ -322,11 +329,11 @@ def train(
     recipe: Annotated[str | None, typer.Argument(help="Name of a recipe, or a TOML file.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Override: key=value, e.g. epochs=3.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/RECIPE if not given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the folder.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing run.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Show the recipes that come with Holdfast.")] = False,
 ) -> None:
-    """Train a model by a recipe."""
+    """Train a model with a recipe."""
     if listing or recipe is None:
         rows = [[r.name, r.summary, r.threat or "none", r.needs] for r in list_recipes()]
         console.print(_table(["name", "what it is", "threat", "what it needs"], rows))
@@ -343,16 +350,18 @@ def train(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished trainings.")],
-    inputs: Annotated[int, typer.Option(min=1, help="Judge by the first N test inputs.")] = 500,
+    inputs: Annotated[int, typer.Option(min=1, help="Evaluate on the first N test inputs.")] = 500,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; runs/compare-HASH if not given.")] = None,
-    data: Annotated[str | None, typer.Option(help="Data to judge by; those of the recipes if not given.")] = None,
-    threat: Annotated[str | None, typer.Option(help=f"{THREATS} That of the recipes if not given.")] = None,
-    attack: Annotated[str, typer.Option(help="Beside PGD: autoattack, the quicker cascade, or none.")] = "autoattack",
+    data: Annotated[str | None, typer.Option(help="Data to evaluate on; the data of the recipes if not given.")] = None,
+    threat: Annotated[str | None, typer.Option(help=f"{THREATS} The threat of the recipes if not given.")] = None,
+    attack: Annotated[
+        str, typer.Option(help="Attack to run besides PGD: autoattack, cascade (quicker) or none.")
+    ] = "autoattack",
     force: Annotated[bool, typer.Option("--force", help="Replace another comparison in the folder.")] = False,
 ) -> None:
-    """Put finished trainings side by side: clean and robust accuracy, time, memory, overfitting.
+    """Compare finished trainings: clean and robust accuracy, time, memory, overfitting.
 
-    Run it again after a kill, or with more runs and the same --out: it does only what is missing.
+    After a kill, or with more runs and the same --out, run it again: it does only what is missing.
     """
     folder = out or default_folder(runs)
     try:
@@ -365,10 +374,16 @@ def compare(
 
 
 @app.command()
-def methods(kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}.")] = None) -> None:
+def methods(
+    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this method in full, with its options.")] = None,
+) -> None:
     """List the methods: what each does, what it guarantees, for which threats."""
     if kind is not None and kind not in KINDS:
         raise InputError(f"unknown kind '{kind}'; expected one of {', '.join(KINDS)}")
+    if kind is not None and name is not None:
+        console.print(method_card(get(kind, name)))
+        return
     rows = [[m.kind, m.name, m.summary, m.guarantee, " ".join(m.threats), m.reference] for m in hf.methods(kind)]
     console.print(_table(["kind", "name", "what it does", "guarantee", "threats", "reference"], rows))
 
@@ -398,7 +413,7 @@ def data_get(
         str | None, typer.Option(help="Base address to fetch from instead of the canonical host.")
     ] = None,
 ) -> None:
-    """Download a data set from its canonical host; goes on with an unfinished download, checks every checksum."""
+    """Download a data set from its canonical host, resuming unfinished files and checking every checksum."""
     typer.echo(f"{name}: {download(name, root=root, mirror=mirror)}")
 
 

@@ -1,4 +1,4 @@
-"""`holdfast explain`: pictures of explanations, and how well they lie on the object."""
+"""`holdfast explain`: pictures of explanations, and how well they overlap the object."""
 
 import csv
 import io
@@ -26,13 +26,13 @@ class DefaultGroup(typer.core.TyperGroup):
     """`holdfast explain MODEL` is `holdfast explain pictures MODEL`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Puts the default command in front of what is not a command."""
+        """Insert the default command if the first word is not a command."""
         if args and args[0] not in self.commands:
             args = [PICTURES, *args]
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(cls=DefaultGroup, help="Which features an answer rests on.", no_args_is_help=True)
+app = typer.Typer(cls=DefaultGroup, help="Which features decide an answer.", no_args_is_help=True)
 
 MethodOption = Annotated[
     list[str] | None,
@@ -41,7 +41,7 @@ MethodOption = Annotated[
 
 
 def parse_inputs(text: str, count: int) -> list[int]:
-    """Positions from text such as 0,3,7 or 0-4, all below `count`."""
+    """Parse positions such as 0,3,7 or 0-4, all below `count`."""
     try:
         spans = [part.split("-") for part in text.split(",")]
         chosen = [i for span in spans for i in range(int(span[0]), int(span[-1]) + 1)]
@@ -60,7 +60,7 @@ def pictures(
     inputs: Annotated[str, typer.Option(help="Positions in the test split: 0,3,7 or 0-4.")] = "0-3",
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/explain"),
     style: Annotated[str, typer.Option(help="overlay, signed or heat.")] = "overlay",
-    against: Annotated[list[Path] | None, typer.Option(help="Other models to put beside the first.")] = None,
+    against: Annotated[list[Path] | None, typer.Option(help="Other models to compare with the first.")] = None,
     quantity: Annotated[str, typer.Option(help="logit, probability or margin.")] = "logit",
     seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
     architecture: ArchitectureOption = None,
@@ -114,7 +114,7 @@ def locality_command(
     architecture: ArchitectureOption = None,
     root: RootOption = None,
 ) -> None:
-    """Score how well explanations lie inside the boxes around the objects: precision, recall, F1, pointing game."""
+    """Score how well explanations overlap the boxes around the objects: precision, recall, F1, pointing game."""
     if out is not None and out.suffix != ".csv":
         raise InputError(f"--out must end in .csv, got '{out}'")
     network, dataset = open_both(model, data, architecture, root)
@@ -143,7 +143,7 @@ def locality_command(
 
 
 def _boxes(part: Split, path: Path | None) -> Any:
-    """Boxes of the user's file, or of the data."""
+    """Load boxes from the user's file, or take the boxes of the data."""
     if path is not None:
         return read_boxes(path)
     if part.boxes is None:
@@ -153,7 +153,7 @@ def _boxes(part: Split, path: Path | None) -> Any:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Rows as CSV; the folder is made when missing."""
+    """Write rows as CSV, and create the folder if it is missing."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(rows[0]))
     writer.writeheader()

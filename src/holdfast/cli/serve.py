@@ -1,4 +1,4 @@
-"""`holdfast serve`: the page to look around."""
+"""`holdfast serve`: all runs in the browser."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +12,11 @@ from holdfast.serve import Subject, serve
 
 def serve_command(
     runs: Annotated[Path, typer.Argument(help="Folder with runs, at any depth; read only.")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8787,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8787,
     host: Annotated[
         str, typer.Option(help="Where to listen. Beyond this machine (0.0.0.0) the address carries a token.")
     ] = "127.0.0.1",
-    model: Annotated[Path | None, typer.Option(help="A model to try, beside those of the training runs.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A model to try, besides the models of the training runs.")] = None,
     data: DataOption = "mnist-mini",
     architecture: ArchitectureOption = None,
     root: RootOption = None,

@@ -49,29 +49,33 @@ PGD = "parameter-pgd"
 TriggersArgument = Annotated[Path, typer.Argument(help="Trigger set that `watermark embed` wrote: triggers.npz.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the files of an earlier run.")]
 HalfOption = Annotated[
-    bool, typer.Option("--half/--all", help="Owner and attacker have one half of the training data each, or all.")
+    bool, typer.Option("--half/--all", help="Give owner and attacker one half of the training data each, or all of it.")
 ]
-SigmaOption = Annotated[float, typer.Option(help="Noise on the weights, standard deviation.")]
+SigmaOption = Annotated[float, typer.Option(help="Standard deviation of the noise on the weights.")]
 
 
 @watermark_app.command("embed")
 def embed_command(
     model: Annotated[Path | None, typer.Argument(help="Model to start from; a new one if not given.")] = None,
     data: DataOption = "mnist-mini",
-    architecture: Annotated[str, typer.Option(help="Of a new model, or of a file of weights alone.")] = "small-star",
+    architecture: Annotated[
+        str, typer.Option(help="Architecture of a new model, or of a file of weights.")
+    ] = "small-star",
     scheme: Annotated[str, typer.Option(help=f"Triggers: {', '.join(SCHEMES)}.")] = "content",
-    text: Annotated[str, typer.Option(help="Of the scheme content.")] = "OWNER",
-    other: Annotated[str | None, typer.Option(help="Data of the scheme unrelated; abstract patterns if none.")] = None,
-    label: Annotated[int, typer.Option(help="Of all triggers; -1 draws one for each.")] = 4,
-    triggers: Annotated[int, typer.Option(help="How many.")] = 100,
+    text: Annotated[str, typer.Option(help="Text of the scheme content.")] = "OWNER",
+    other: Annotated[
+        str | None, typer.Option(help="Data for the scheme unrelated; abstract patterns if not given.")
+    ] = None,
+    label: Annotated[int, typer.Option(help="Label of all triggers; -1 draws one for each.")] = 4,
+    triggers: Annotated[int, typer.Option(help="Number of triggers.")] = 100,
     noise: Annotated[float, typer.Option(help="Largest noise on the weights; 0 is the usual backdoor.")] = 0.3,
-    levels: Annotated[int, typer.Option(help="Noise levels up to that.")] = 4,
+    levels: Annotated[int, typer.Option(help="Number of noise levels.")] = 4,
     samples: Annotated[int, typer.Option(help="Draws at each level.")] = 4,
-    per_level: Annotated[bool, typer.Option(help="A step for each level, or one for all.")] = True,
-    warm_up: Annotated[int, typer.Option(help="Epochs without noise at first.")] = 1,
-    epochs: Annotated[int, typer.Option(help="Of training.")] = 8,
+    per_level: Annotated[bool, typer.Option(help="Take one step for each level, or one for all.")] = True,
+    warm_up: Annotated[int, typer.Option(help="Epochs without noise at the start.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Epochs of training.")] = 8,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD.")] = 0.05,
-    batch_size: Annotated[int, typer.Option(help="Of training.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Batch size of training.")] = 64,
     trigger_batch: Annotated[int, typer.Option(help="Triggers for each step under noise.")] = 25,
     clip_norm: Annotated[float, typer.Option(help="Largest norm of a gradient.")] = 1.0,
     half: HalfOption = True,
@@ -116,17 +120,19 @@ def certify_command(
     model: ModelArgument,
     triggers: TriggersArgument,
     sigma: SigmaOption = 0.3,
-    radius: Annotated[list[float] | None, typer.Option(help="l2 radius in the weights; repeat it.")] = None,
-    n: Annotated[int, typer.Option("--n", help="Noisy copies.")] = 10_000,
-    confidence: Annotated[float, typer.Option(help="Of each radius.")] = 0.99,
-    union: Annotated[bool, typer.Option("--union", help="Make it the confidence of all radii together.")] = False,
+    radius: Annotated[
+        list[float] | None, typer.Option(help="l2 radius in the weights; may be given several times.")
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of noisy copies.")] = 10_000,
+    confidence: Annotated[float, typer.Option(help="Confidence of each radius.")] = 0.99,
+    union: Annotated[bool, typer.Option("--union", help="Apply the confidence to all radii together.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/watermark-certify"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the copies of the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue with the copies in the folder.")] = False,
     seed: SeedOption = 0,
     force: ForceOption = False,
     architecture: ArchitectureOption = None,
 ) -> None:
-    """Prove that no change of the weights within a radius takes the trigger accuracy below a value."""
+    """Prove that no change of the weights within a radius lowers the trigger accuracy below a value."""
     free(out, ("certificate.json", *(() if resume else ("copies.txt",))), force)
     secret = load_triggers(triggers)
     network = open_model(model, architecture, secret, None)
@@ -153,8 +159,8 @@ def certify_command(
 def verify_command(
     model: ModelArgument,
     triggers: TriggersArgument,
-    sigma: Annotated[float | None, typer.Option(help="Noise of the white-box test, which is left out if none.")] = None,
-    n: Annotated[int, typer.Option("--n", help="Noisy copies.")] = 1000,
+    sigma: Annotated[float | None, typer.Option(help="Noise of the white-box test; no such test if not given.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of noisy copies.")] = 1000,
     original: Annotated[Path | None, typer.Option(help="The owner's model, to measure the distance.")] = None,
     certificate: Annotated[Path | None, typer.Option(help="certificate.json of the original.")] = None,
     false_claim: Annotated[float, typer.Option(help="Largest p-value to claim ownership.")] = 1e-6,
@@ -188,11 +194,11 @@ def attack_command(
     triggers: TriggersArgument,
     data: DataOption = "mnist-mini",
     method: Annotated[str, typer.Option(help=f"{', '.join(TOOLBOX)}, {PGD}.")] = "ftal",
-    epochs: Annotated[int, typer.Option(min=0, help="Of training.")] = 5,
+    epochs: Annotated[int, typer.Option(min=0, help="Epochs of training.")] = 5,
     lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
-    radius: Annotated[float, typer.Option(help=f"Of {PGD}, which knows the triggers.")] = 0.5,
+    radius: Annotated[float, typer.Option(help=f"Radius of {PGD}, which knows the triggers.")] = 0.5,
     sigma: SigmaOption = 0.3,
-    n: Annotated[int, typer.Option("--n", help="Noisy copies for each look at the watermark.")] = 100,
+    n: Annotated[int, typer.Option("--n", help="Noisy copies for each test of the watermark.")] = 100,
     loss: Annotated[float, typer.Option(help="Clean accuracy that the attacker may lose.")] = 0.05,
     threshold: Annotated[float, typer.Option(help="Trigger accuracy below which the watermark is gone.")] = 0.3,
     half: HalfOption = True,
@@ -247,7 +253,7 @@ def make_triggers(
     seed: int,
     root: Path | None,
 ) -> TriggerSet:
-    """The trigger set that the options of `embed` ask for; ordinary images come from the owner's training data."""
+    """Make the trigger set for `embed`; ordinary images come from the owner's training data."""
     classes, shape = len(dataset.classes), tuple(split.x.shape[1:])
     how: dict[str, Any] = {"label": label, "count": count, "seed": seed}
     if scheme == "content":
@@ -261,7 +267,7 @@ def make_triggers(
 
 
 def open_model(path: Path | None, architecture: str | None, like: Dataset | TriggerSet, seed: int | None) -> nn.Module:
-    """The model of a file; a new one if there is none. Shape and classes are those of the data or the triggers."""
+    """Load a model, or make a new one without a file; shape and classes come from the data or the triggers."""
     if architecture is None:
         assert path is not None
         return load_model(path)
@@ -271,12 +277,12 @@ def open_model(path: Path | None, architecture: str | None, like: Dataset | Trig
 
 
 def halves(dataset: Dataset, half: bool) -> tuple[Split, Split]:
-    """The owner's and the attacker's training data: halves of each class, always the same, or all of it for both."""
+    """Split the training data between owner and attacker: fixed halves of each class, or all of it for both."""
     return split_validation(dataset.train, 0.5) if half else (dataset.train, dataset.train)
 
 
 def free(folder: Path, names: tuple[str, ...], force: bool) -> None:
-    """Makes the folder; refuses to replace a file in it unless told to."""
+    """Create the folder; refuse to replace a file in it without `force`."""
     found = [name for name in names if (folder / name).exists()]
     if found and not force:
         raise InputError(f"{folder / found[0]} is there already; choose another folder (--out) or use --force")
@@ -287,7 +293,7 @@ def free(folder: Path, names: tuple[str, ...], force: bool) -> None:
 
 
 def rows_text(rows: list[dict[str, Any]]) -> str:
-    """Rows as CSV."""
+    """Format rows as CSV."""
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     table.writeheader()
@@ -296,7 +302,7 @@ def rows_text(rows: list[dict[str, Any]]) -> str:
 
 
 def show(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """A plain table on the terminal."""
+    """Print a plain table."""
     table = Table(*header, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*map(str, row))

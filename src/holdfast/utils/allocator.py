@@ -1,4 +1,4 @@
-"""Memory that was freed is used again, instead of being given back and asked for anew.
+"""Keep freed memory in the process and use it again, instead of returning it to the system.
 
 The C library of Linux gives freed blocks back to the system once they pass a size, and every page that is asked for
 anew costs a fault: for networks on small images that can be half of the time of a forward pass. The library raises that
@@ -14,5 +14,5 @@ _BYTES = 31 * 2**20  # just below the largest size that the library adapts to
 
 @cache
 def reuse_blocks() -> None:
-    """Makes the process keep up to some tens of MB of freed memory; done once, in microseconds."""
+    """Make the process keep up to some tens of MB of freed memory; done once, in microseconds."""
     torch.empty(_BYTES, dtype=torch.uint8)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def hash_tensors(tensors: Mapping[str, object]) -> str:
-    """sha256 of named tensors, in the given order; what is not a tensor counts as it prints.
+    """sha256 of named tensors, in the given order; other values count as they print.
 
     >>> hash_tensors({"x": torch.zeros(2)}) == hash_tensors({"x": torch.zeros(1, 2)})
     False
@@ -26,7 +26,7 @@ def hash_tensors(tensors: Mapping[str, object]) -> str:
 
 
 def hash_model(model: nn.Module) -> str:
-    """sha256 of the printed structure and of the state. The code of `forward` is not part of it."""
+    """sha256 of the printed structure and the state, without the code of `forward`."""
     # Functions print with their address in memory, which says nothing about the model.
     structure = re.sub(r"0x[0-9a-fA-F]+", "", repr(model))
     return hash_tensors({"structure": structure, **model.state_dict()})

@@ -22,13 +22,13 @@ AT_THE_CAP = 0.6
 """Share of alpha for the last look of a growing sample."""
 
 CONFIDENCE = 0.95
-"""Of the intervals that reports show around a share of the inputs."""
+"""Confidence of the intervals that reports show around a share of the inputs."""
 
 Interval = Literal["bernstein", "hoeffding"]
 
 
 def check_alpha(alpha: float) -> None:
-    """Refuse what is not a probability of error."""
+    """Refuse an alpha that is not a probability of error."""
     if not 0 < alpha < 1:
         raise InputError(f"alpha is the probability of a wrong statement and must lie in (0, 1), got {alpha}")
 
@@ -131,9 +131,9 @@ def looks(cap: int, alpha: float, *, first: int = 100, growth: float = 1.25) -> 
     """Looks at first, first * growth, ... in multiples of `first`, and at the cap, with their alphas.
 
     The bounds of all looks hold together with probability 1 - alpha, by the union bound, so that one may stop at any
-    of them for any reason. The cap gets most of alpha, so that what can be proved there hardly suffers. The earlier
-    looks share the rest in proportion to the root of their size: late ones decide hard inputs, where a small alpha
-    costs more samples. Both choices, and the growth, came out of simulations.
+    of them for any reason. The cap gets most of alpha, so that early looks hardly weaken what can be proved there. The
+    earlier looks share the rest in proportion to the root of their size: late looks decide hard inputs, where a small
+    alpha costs more samples. Both choices, and the growth, came out of simulations.
 
     >>> looks(1000, 0.001, growth=2).sizes
     (100, 200, 400, 1000)
@@ -147,7 +147,7 @@ def looks(cap: int, alpha: float, *, first: int = 100, growth: float = 1.25) -> 
 
 
 def _checked(successes: Tensor, trials: Tensor | int, alpha: Tensor | float) -> tuple[np.ndarray, ...]:
-    """The three as float64 arrays of one shape."""
+    """Return the three arguments as float64 arrays of one shape."""
     # A Python number becomes float64 at once; by way of float32 alpha would grow.
     given = (torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in (successes, trials, alpha))
     k, n, a = torch.broadcast_tensors(*given)

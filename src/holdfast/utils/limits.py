@@ -1,4 +1,4 @@
-"""Files from outside, read with limits: how large, how deep, how many values. What is beyond them is a ValueError.
+"""Read files from outside with limits on size, depth and number of values; beyond a limit, raise ValueError.
 
 Nothing here runs code from a file. The callers know what the file is for, and turn the ValueError into an error that
 says so.
@@ -24,7 +24,7 @@ SHOWN = 200
 
 
 def read_text(path: str | Path, most: int = LARGEST) -> str:
-    """A text file in UTF-8 of at most `most` bytes."""
+    """Read a UTF-8 text file of at most `most` bytes."""
     with Path(path).open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -33,7 +33,7 @@ def read_text(path: str | Path, most: int = LARGEST) -> str:
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """The value that a JSON text stands for.
+    """Parse a JSON text.
 
     Args:
         text: refused if it is nested deeper than `DEPTH` or names a key twice in one table.
@@ -48,7 +48,7 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def without_recursion(parse: Callable[[], Any]) -> Any:
-    """What `parse` returns; a text that is nested too deep for it is a ValueError."""
+    """Call `parse`; raise ValueError if the text is nested too deep for it."""
     try:
         return parse()
     except RecursionError:
@@ -56,9 +56,9 @@ def without_recursion(parse: Callable[[], Any]) -> Any:
 
 
 def check_values(value: object, *, most: int | None = None, finite: bool = True) -> None:
-    """Refuse what JSON cannot hold, what is nested deeper than `DEPTH`, and more than `most` values.
+    """Refuse values that JSON cannot hold, nesting deeper than `DEPTH`, and more than `most` values.
 
-    A list that is held in several places counts as often: writing it out would take that long.
+    A list that occurs in several places counts once for each, since writing it out would take that long.
     """
     level, seen = [value], 1
     for _ in range(DEPTH):
@@ -84,7 +84,7 @@ def check_values(value: object, *, most: int | None = None, finite: bool = True)
 
 
 def load_tensors(path: str | Path) -> Any:
-    """Tensors and plain containers of a file that `torch.save` wrote, on the CPU; nothing in it is run.
+    """Load the tensors and plain containers of a `torch.save` file on the CPU; no code in it runs.
 
     A packed archive is refused if it unpacks to more than `UNPACKED` times its size.
     """
@@ -107,7 +107,7 @@ def shortened(value: object, most: int = SHOWN) -> str:
 
 
 def shortened_text(text: str, most: int = SHOWN) -> str:
-    """The text, cut in the middle where it is long."""
+    """Cut a long text in the middle."""
     half = most // 2
     return text if len(text) <= most else f"{text[: half - 1]} ... {text[1 - half :]}"
 

@@ -10,7 +10,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_memory() -> float:
-    """Largest memory so far in megabytes: that of the GPU if there is one, else the resident set of this process."""
+    """Return the peak memory in megabytes: of the GPU if there is one, else the resident set of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
     if _STATUS.exists():  # on Linux the number below may be that of the process that started this one

@@ -75,12 +75,20 @@ def describe(kind: Any, rule: Rule | None = None) -> str:
         return "none"
     if (origin or kind) is collections.abc.Callable:
         return "a function"
-    words = _WORDS.get(kind) or {dict: "a table", tuple: "a list"}.get(origin or kind) or _name(kind)
+    words = (
+        _WORDS.get(kind)
+        or {dict: "a table", tuple: "a list", collections.abc.Sequence: "a list"}.get(origin or kind)
+        or _name(kind)
+    )
     return f"{words} {rule.text}".strip() if rule is not None else words
 
 
 def _name(kind: Any) -> str:
-    return f"a {kind.__name__}" if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return (
+        f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+        if isinstance(kind, type)
+        else str(kind).replace("typing.", "")
+    )
 
 
 def convert(value: Any, kind: Any, where: str, rule: Rule = ANY) -> Any:

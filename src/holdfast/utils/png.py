@@ -12,7 +12,7 @@ _GREY, _RGB = 0, 2  # colour types of the PNG standard
 
 
 def is_picture(shape: tuple[int, ...]) -> bool:
-    """Can an input of this shape be shown: (C, H, W) with one or three channels?"""
+    """Return whether an input of this shape can be shown: (C, H, W) with one or three channels."""
     return len(shape) == 3 and shape[0] in (1, 3) and min(shape) > 0
 
 
@@ -37,5 +37,5 @@ def encode_png(image: npt.NDArray[np.floating], *, low: float = 0.0, high: float
 
 
 def data_uri(image: npt.NDArray[np.floating], *, low: float = 0.0, high: float = 1.0) -> str:
-    """The PNG as a `data:` address for the `src` of an HTML image."""
+    """Encode the PNG as a `data:` address for the `src` of an HTML image."""
     return "data:image/png;base64," + base64.b64encode(encode_png(image, low=low, high=high)).decode("ascii")

@@ -1,4 +1,4 @@
-"""Writes TOML; Python itself can only read it."""
+"""Write TOML; Python itself can only read it."""
 
 import json
 from typing import Any

@@ -1,0 +1,1 @@
+"""Runs of attacks, certificates and comparisons: stored as they go, resumed after a kill."""
