@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import holdfast as hf
-from holdfast.cli.commands import main
+from holdfast.cli import main
 
 module = import_module("holdfast.runs.attack_run")
 MOONS = ["--data", "two-moons", "--threat", "l2:0.05", "--method", "pgd", "--option", "steps=3"]

@@ -1,7 +1,6 @@
 """An attack run: what it finds is what the attack finds, a kill loses nothing, and every file can be relied on."""
 
 import csv
-import inspect
 import json
 from dataclasses import fields
 from importlib import import_module

@@ -13,11 +13,11 @@ import torch
 from scipy.stats import binom
 
 import holdfast as hf
+from holdfast.data import Dataset
 from holdfast.runs.compare import Run, _best_epoch, compare, default_folder, method_text
 from holdfast.runs.compare_plot import FILES, Score
-from holdfast.utils.intervals import clopper_pearson
-from holdfast.data import Dataset
 from holdfast.training import folder as files
+from holdfast.utils.intervals import clopper_pearson
 from holdfast.utils.toml import write_toml
 
 module = import_module("holdfast.runs.compare")

@@ -8,10 +8,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from holdfast.runs.attack_files import Found, write_bytes
 from holdfast.audits.inputs import to_model
-from holdfast.utils.png import encode_png
+from holdfast.runs.attack_files import Found, write_bytes
 from holdfast.threats import Threat
+from holdfast.utils.png import encode_png
 
 
 @dataclass(frozen=True)

@@ -18,21 +18,21 @@ from holdfast.attacks import attack as run_attack
 from holdfast.attacks import nearest as run_nearest
 from holdfast.attacks.core.minimum_norm import BALLS, check_norm
 from holdfast.attacks.core.nearest import METHODS
-from holdfast.runs.attack_files import PNG, Found, join, open_folder, save_part, save_results
-from holdfast.runs.attack_png import save_pngs
-from holdfast.runs.attack_summary import summarize
-from holdfast.utils.hashes import hash_model, hash_tensors
 from holdfast.audits.inputs import exact_text, inputs_of, to_model, to_numpy, versions_of
-from holdfast.utils.options import check_options, options_of
 from holdfast.audits.stages import LEARNED
-from holdfast.utils.progress import progress_bars
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
 from holdfast.data import Dataset
 from holdfast.errors import InputError, did_you_mean
-from holdfast.utils.png import is_picture
 from holdfast.registry import get
 from holdfast.results import AttackResult
+from holdfast.runs.attack_files import PNG, Found, join, open_folder, save_part, save_results
+from holdfast.runs.attack_png import save_pngs
+from holdfast.runs.attack_summary import summarize
 from holdfast.threats import Threat
+from holdfast.utils.hashes import hash_model, hash_tensors
+from holdfast.utils.options import check_options, options_of
+from holdfast.utils.png import is_picture
+from holdfast.utils.progress import progress_bars
 
 JSON_VERSION = 1
 
@@ -133,7 +133,9 @@ def _checked(goal: Threat | str, method: str, options: Mapping[str, Any] | None)
         entry = get("attack", method)
         entry.check(goal, {})
         known = entry.text_options
-        return check_options({name: known[name] for name in known if name != "goal"}, options or {}, f"method '{method}'")
+        return check_options(
+            {name: known[name] for name in known if name != "goal"}, options or {}, f"method '{method}'"
+        )
     check_norm(goal)
     if method not in METHODS:
         raise InputError(f"unknown method '{method}' for the nearest example. " + did_you_mean(method, METHODS))

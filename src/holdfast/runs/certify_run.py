@@ -12,16 +12,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from holdfast.utils.hashes import hash_model, hash_tensors
 from holdfast.audits.inputs import to_model
-from holdfast.utils.options import check_options
-from holdfast.utils.progress import progress_bars
 from holdfast.certificates import certify
 from holdfast.certificates.smoothing.votes import TENSORS, Counts, load_counts
 from holdfast.errors import InputError, StorageError
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils.hashes import hash_model, hash_tensors
+from holdfast.utils.options import check_options
+from holdfast.utils.progress import progress_bars
 
 Row = dict[str, object]
 SAVE_EVERY = 1.0  # seconds: what a kill can cost

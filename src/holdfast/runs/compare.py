@@ -22,20 +22,20 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from holdfast.attacks import attack as run_attack
-from holdfast.runs.compare_plot import FILES, STEPS, Comparison, Row, Score
-from holdfast.utils.hashes import hash_tensors
 from holdfast.audits.inputs import exact_text, to_model
-from holdfast.utils.progress import progress_bars
 from holdfast.checks import check_inputs, check_logits
 from holdfast.data import Dataset, load_data
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
-from holdfast.utils.limits import parse_json, read_text, without_recursion
 from holdfast.models import load_model
 from holdfast.registry import get
+from holdfast.runs.compare_plot import FILES, STEPS, Comparison, Row, Score
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
 from holdfast.training import folder as files
 from holdfast.training.recipe.recipe import load_recipe
+from holdfast.utils.hashes import hash_tensors
+from holdfast.utils.limits import parse_json, read_text, without_recursion
+from holdfast.utils.progress import progress_bars
 
 ATTACKS = ("autoattack", "cascade", "none")
 RESULTS = "results"

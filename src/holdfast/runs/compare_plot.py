@@ -15,8 +15,8 @@ from rich.text import Text
 from holdfast.audits.bracket import interval_text, percent
 from holdfast.audits.report.markdown import plain
 from holdfast.audits.report.page import duration
-from holdfast.utils.intervals import clopper_pearson
 from holdfast.training.folder import write_text
+from holdfast.utils.intervals import clopper_pearson
 
 JSON_VERSION = 1
 STEPS = 40  # of PGD

@@ -1,7 +1,7 @@
 """Robust training: one loop, recipes as TOML files, objectives as functions."""
 
+from holdfast.errors import Interrupted
 from holdfast.training.context import Context
-from holdfast.training.interrupt import Interrupted
 from holdfast.training.loop import train
 from holdfast.training.recipe.recipe import Recipe, list_recipes, load_recipe, parse_override
 
