@@ -54,7 +54,7 @@ from holdfast.explanations.evaluate.locality import METHODS, SCORES, Mean, mean_
 from holdfast.explanations.evaluate.randomise import randomise_all, randomised, rank_correlation
 from holdfast.explanations.evaluate.stability import alignment
 from holdfast.explanations.evaluate.trust import setting_for
-from holdfast.explanations.saliency import BLOCK, noise_blocks
+from holdfast.explanations.smoothgrad import BLOCK, noise_blocks
 from holdfast.random import Noise
 
 NAME = "explain"

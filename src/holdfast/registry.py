@@ -126,9 +126,15 @@ class Certificate(Method):
 
 @dataclass(frozen=True)
 class Explainer(Method):
-    """An attribution `(model, x, y, setting, *, options) -> Explanation`."""
+    """An attribution `(model, x, y, setting, *, options) -> Explanation`.
+
+    Attributes:
+        package: name of the package that computes it and has to be installed, "" if none has to be.
+    """
 
     kind: ClassVar[Kind] = "explain"
+
+    package: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The objective on quadratic losses, where it is exact; bounds on synthetic data; real models against a Hessian."""
 
 import math
-import re
 from itertools import pairwise
 
 import pytest
@@ -23,7 +22,6 @@ from holdfast.analyze.pac_bayes import (
     robust_gap,
     sqrt_bound,
 )
-from holdfast.analyze.plots.lines import lines_svg
 from holdfast.attacks.pgd import perturb
 from holdfast.errors import InputError
 from holdfast.random import Noise
@@ -258,42 +256,3 @@ def test_the_gap():
     assert (robust.train, robust.test) == (0.6, 0.4)
     with pytest.raises(InputError, match="steps"):
         robust_gap(model, (x, y), (x, y), hf.Linf(0.05), steps=0)
-
-
-@pytest.mark.parametrize("log", [False, True])
-def test_a_line_chart(log):
-    lines = {"a < b": [1.0, 0.03, 0.2], "c": [0.5, 2.0], "one": [0.1]}
-    text = lines_svg(lines, title="T & t", x_label="epoch", y_label="trace", log=log)
-    assert text.startswith("<svg ")
-    assert "a &lt; b" in text
-    assert "T &amp; t" in text
-    lines_drawn = re.findall(r'<polyline points="([^"]*)"[^>]*stroke="(#\w+)"', text)
-    points = [[tuple(map(float, p.split(","))) for p in drawn.split()] for drawn, _ in lines_drawn]
-    assert [len(p) for p in points] == [3, 2, 1]
-    assert len({colour for _, colour in lines_drawn}) == 3
-    (top, low, middle), (_, highest), _ = ([y for _, y in p] for p in points)
-    assert low > middle > top > highest  # y grows downwards
-    assert all(0 <= v <= 640 for p in points for v, _ in p)
-    assert all(0 <= v <= 400 for p in points for _, v in p)
-
-
-@pytest.mark.parametrize("values", [[1.0], [3.0, 3.0], [1e-9, 1e9], [0.001, 0.999], [10.0, 1000.0]])
-@pytest.mark.parametrize("log", [False, True])
-def test_a_line_chart_has_a_few_ticks_around_its_values(values, log):
-    text = lines_svg({"a": values}, title="", x_label="", y_label="", log=log)
-    ticks = [float(tick) for tick in re.findall(r'text-anchor="end">([^<]*)<', text)]
-    assert 2 <= len(ticks) <= 22
-    assert ticks[0] <= min(values)
-    assert max(values) <= ticks[-1]
-
-
-def test_lines_that_cannot_be_drawn():
-    labels = {"title": "", "x_label": "", "y_label": ""}
-    with pytest.raises(InputError, match="1 to 5 lines"):
-        lines_svg({str(i): [1.0] for i in range(6)}, **labels)
-    with pytest.raises(InputError, match="none of them empty"):
-        lines_svg({"a": []}, **labels)
-    with pytest.raises(InputError, match="finite"):
-        lines_svg({"a": [math.nan]}, **labels)
-    with pytest.raises(InputError, match="> 0"):
-        lines_svg({"a": [0.0]}, log=True, **labels)

@@ -69,7 +69,7 @@ def test_hostile_values_of_a_recipe_are_refused_or_valid(name):
         ({"name": "ensemble", "members": 10**9}, "at most 20,000"),
         ({"name": "mlp", "hidden": [1] * 30_000}, "at most 20,000"),
         ({"name": "mlp", "hidden": [10**9, 10**9]}, "values; at most"),
-        ({"name": "mlp", "hidden": [[1]]}, "look at its options"),
+        ({"name": "mlp", "hidden": [[1]]}, r"expected an integer >= 1, got \[1\]"),
         ({"name": "mlp", "depth": 3}, "has no option 'depth'"),
     ],
 )

@@ -11,7 +11,6 @@ from html import escape
 import torch
 from torch import Tensor, nn
 
-from holdfast.analyze.plots.lines import rounds, stroke
 from holdfast.attacks.pgd import pgd
 from holdfast.bounding.ball_box.margin import Outer, outer_bound, proven_norm, translations
 from holdfast.bounding.core.region import region
@@ -21,6 +20,7 @@ from holdfast.certificates.core.proved_norms import cached_norm
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.threats import Threat
+from holdfast.utils.svg import figure, inner_rounds, stroke, text
 
 SIZE, LEFT, TOP, BOTTOM, LEGEND = 420, 62, 30, 48, 190  # of the panel, its margins, and of the legend beside it
 POINTS = 180  # of the ellipse
@@ -32,7 +32,7 @@ class Tau:
 
     Attributes:
         boxed: over the ball and the box.
-        plain: over the ball alone, which is what the plain Lipschitz bound gives; never below `boxed`.
+        plain: over the ball only, which is what the plain Lipschitz bound gives; never below `boxed`.
     """
 
     boxed: Tensor
@@ -41,12 +41,12 @@ class Tau:
 
 @dataclass(frozen=True)
 class Boundary:
-    """One input in the plane of two logits: of its label y, and of the class that comes next.
+    """One input in the plane of two logits: the logit of its label y, and the logit of the class that comes next.
 
     Attributes:
         classes: y and the runner-up.
         logits: (z_y, z_m) at x.
-        boxed, plain: smallest z_y - z_m over the ball and the box, and over the ball alone; verified if above zero.
+        boxed, plain: smallest z_y - z_m over the ball and the box, and over only the ball; verified if above zero.
         ellipse: outline of the image of the ball, points (z_y, z_m).
         attacked: (z_y, z_m) where attacks ended, by the name of their loss.
     """
@@ -102,7 +102,7 @@ def verification_boundary(
         model: from (1, ...) to logits (1, K), in eval mode.
         x: one input, shape (1, ...).  y: its label, shape (1,).
         threat: a ball.
-        attack_steps: of PGD, from x in steps of a quarter of the budget, on cross-entropy and on the margin.
+        attack_steps: steps of PGD from x, each a quarter of the budget, on cross-entropy and on the margin.
     """
     _check(threat)
     check_task(model, x, y, threat)
@@ -141,7 +141,7 @@ def boundary_svg(b: Boundary, *, title: str = "Verification boundary", names: Se
     Args:
         b: from `verification_boundary`.
         title: above the picture.
-        names: of all classes; their numbers if None.
+        names: names of all classes; their numbers if None.
     """
     own, other = (str(c) if names is None else names[c] for c in b.classes)
     points = [*b.ellipse, b.logits, *b.attacked.values()]
@@ -169,14 +169,17 @@ def boundary_svg(b: Boundary, *, title: str = "Verification boundary", names: Se
         (b.plain, "#0072b2", "7 4", f"ball alone: {b.plain:.3g}"),
         (b.boxed, "#d55e00", "", f"ball and box: {b.boxed:.3g}"),
     ]
-    parts = _frame(title, f"logit of {other}", f"logit of {own} (label)")
-    for tick in rounds(left, left + width):
-        if left <= tick <= left + width:
-            place = f'x="{across(tick):.1f}" y="{TOP + SIZE + 18}" text-anchor="middle"'
-            parts.append(f"<text {place}>{tick:g}</text>")
-    for tick in rounds(low, low + width):
-        if low <= tick <= low + width:
-            parts.append(f'<text x="{LEFT - 7}" y="{up(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    panel, whole = f'x="{LEFT}" y="{TOP}" width="{SIZE}" height="{SIZE}"', (LEFT + SIZE + LEGEND, TOP + SIZE + BOTTOM)
+    parts = [
+        f'<clipPath id="panel"><rect {panel}/></clipPath><rect {panel} fill="none" stroke="#999999"/>',
+        text(LEFT, 18, title, size=15),
+        text(LEFT + SIZE / 2, whole[1] - 10, f"logit of {other}", anchor="middle"),
+        text(16, TOP + SIZE / 2, f"logit of {own} (label)", anchor="middle", turned=True),
+    ]
+    ticks = inner_rounds(left, left + width)
+    parts += [text(across(tick), TOP + SIZE + 18, words, anchor="middle") for tick, words in ticks.items()]
+    ticks = inner_rounds(low, low + width)
+    parts += [text(LEFT - 7, up(tick) + 4, words, anchor="end") for tick, words in ticks.items()]
     outline = " ".join(f"{across(m):.1f},{up(y):.1f}" for y, m in b.ellipse)
     parts.append(f'<polygon points="{outline}" fill="#009e73" fill-opacity="0.15" stroke="#009e73"/>')
     parts += [line(*entry) for entry in lines]
@@ -188,27 +191,12 @@ def boundary_svg(b: Boundary, *, title: str = "Verification boundary", names: Se
     for i, (_, colour, dash, name) in enumerate(lines):
         y = TOP + 16 + 22 * i
         parts.append(f'<line x1="{beside}" x2="{beside + 26}" y1="{y}" y2="{y}" {stroke(colour, dash)}/>')
-        parts.append(f'<text x="{beside + 32}" y="{y + 4}">{escape(name)}</text>')
+        parts.append(text(beside + 32, y + 4, name))
     for i, (colour, name) in enumerate((("#009e73", "image of the ball"), ("#000000", "input"), ("#cc79a7", "PGD"))):
         y = TOP + 16 + 22 * (len(lines) + i)
         parts.append(f'<circle cx="{beside + 13}" cy="{y}" r="4" fill="{colour}"/>')
-        parts.append(f'<text x="{beside + 32}" y="{y + 4}">{escape(name)}</text>')
+        parts.append(text(beside + 32, y + 4, name))
     verdict = "verified" if b.boxed > 0 else "not verified"
     y = TOP + 16 + 22 * (len(lines) + 3)
-    return "\n".join([*parts, f'<text x="{beside}" y="{y + 4}" font-weight="bold">{verdict}</text>', "</svg>\n"])
-
-
-def _frame(title: str, x_label: str, y_label: str) -> list[str]:
-    width, height = LEFT + SIZE + LEGEND, TOP + SIZE + BOTTOM
-    panel = f'x="{LEFT}" y="{TOP}" width="{SIZE}" height="{SIZE}"'
-    middle = f'transform="translate(16 {TOP + SIZE / 2:.0f}) rotate(-90)" text-anchor="middle"'
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="12" role="img" aria-label="{escape(title)}">',
-        f'<clipPath id="panel"><rect {panel}/></clipPath>',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<rect {panel} fill="none" stroke="#999999"/>',
-        f'<text x="{LEFT}" y="18" font-size="15">{escape(title)}</text>',
-        f'<text x="{LEFT + SIZE / 2:.0f}" y="{height - 10}" text-anchor="middle">{escape(x_label)}</text>',
-        f"<text {middle}>{escape(y_label)}</text>",
-    ]
+    parts.append(f'<text x="{beside}" y="{y + 4}" font-weight="bold">{verdict}</text>')
+    return figure(parts, *whole, title=title)

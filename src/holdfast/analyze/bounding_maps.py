@@ -86,7 +86,7 @@ def _log(radius: Tensor) -> Tensor:
     bad = ~(radius.flatten(1) > 0).all(1)
     if bool(bad.any()):
         raise InputError(
-            f"input {int(bad.nonzero()[0])} has half-widths that are not positive; keep the certified inputs alone: "
+            f"input {int(bad.nonzero()[0])} has half-widths that are not positive; keep only the certified inputs: "
             "result.radius[result.certified]"
         )
     return radius.log()

@@ -67,7 +67,7 @@ def segment(model_a: nn.Module, model_b: nn.Module, *, bends: int = 1) -> Curve:
     """The straight line between two networks as a curve with `bends` points between its ends.
 
     Args:
-        model_a, model_b: of one architecture.
+        model_a, model_b: two models of one architecture.
         bends: points between the ends, n - 1; 1 for small networks, 3 have been used for ResNets.
     """
     if bends < 1:
@@ -97,12 +97,12 @@ def connect(
     Each step draws one t, uniform on [0, 1], and one batch.
 
     Args:
-        model_a, model_b: of one architecture; neither is changed.
+        model_a, model_b: two models of one architecture; neither is changed.
         loss: see the top of this file.
         x_train: inputs, shape (N, ...).  y_train: labels, shape (N,).
-        steps: of Adam.  lr: its learning rate.
+        steps: steps of Adam.  lr: its learning rate.
         batch_size: examples for each step, drawn with replacement.
-        seed: of t and of the batches.
+        seed: fixes t and the batches.
         bends: points between the ends.
     """
     if steps < 1 or batch_size < 1 or len(x_train) == 0 or not lr > 0:

@@ -46,7 +46,7 @@ def difficulty(losses: Tensor, *, skip: int = 0) -> Tensor:
 
     Args:
         losses: one average per instance, (N,), or one row per epoch, (epochs, N).
-        skip: rows to leave out at the start, where all losses are still those of a random network.
+        skip: rows to leave out at the start, where the network is still random.
 
     >>> difficulty(torch.tensor([0.3, 2.0, 0.3, 0.1])).tolist()
     [0.5, 0.125, 0.5, 0.875]
@@ -94,14 +94,14 @@ def groups(d: Tensor, *, count: int = 10) -> Tensor:
 def choose_subset(d: Tensor, y: Tensor, size: int, kind: Kind, *, seed: int = 0) -> Tensor:
     """Indices of the easiest, of random, or of the hardest instances, (size,) int64, ascending; as many of each class.
 
-    Of the instances of each class the `size / classes` easiest are taken, and so on; equal ones are taken by index.
+    Each subset holds `size / classes` instances of each class, such as the easiest; equal ones are taken by index.
     Easy and hard subsets share no instance if no class has fewer than 2 size / classes.
 
     Args:
         d: difficulties, (N,).  y: labels, (N,) int64.
-        size: of the subset; a multiple of the number of classes in y.
+        size: instances in the subset; a multiple of the number of classes in y.
         kind: "easy", "random" or "hard".
-        seed: of the random subset.
+        seed: fixes the random subset.
     """
     _check_difficulty(d, "d")
     check_labels(y, len(d))
@@ -147,9 +147,9 @@ def group_statistics(
         x: inputs, shape (N, ...).  y: labels, shape (N,).  d: difficulties of these inputs, shape (N,).
         threat: a ball or a box.
         count: number of groups; see `groups`.
-        steps: of PGD.
+        steps: steps of PGD.
         step_size: in the threat's own unit; 2.5 * budget / steps if none is given.
-        seed: of the random starts.
+        seed: fixes the random starts.
         chunk: inputs worked on at a time; the answer does not change.
     """
     if steps < 1 or chunk < 1:

@@ -45,8 +45,8 @@ def global_lower_bound(
             inputs that approach each other would soon be rounding error, which is no bound.
         x1: starts, shape (B, ...), such as random test inputs; the largest value of many pairs is the result.
         x2: their partners, shape (B, ...).
-        steps: of Adam. Each costs one forward and one backward pass for all pairs.
-        step_size: of Adam.
+        steps: steps of Adam. Each costs one forward and one backward pass for all pairs.
+        step_size: learning rate of Adam.
     """
     check_model(model)
     for x in (x1, x2):
@@ -67,9 +67,9 @@ def local_lower_bound(
         model: as for `global_lower_bound`.
         x: centres, shape (B, ...).
         threat: both inputs of a pair stay within this ball (and in the valid range).
-        steps: of Adam.
-        step_size: of Adam.
-        seed: of the random starts within the ball.
+        steps: steps of Adam.
+        step_size: learning rate of Adam.
+        seed: fixes the random starts within the ball.
     """
     if not isinstance(threat, L2):
         raise InputError(f"lower bounds in the l2 norm need an L2 threat, got '{threat}'")

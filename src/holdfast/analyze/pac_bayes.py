@@ -35,7 +35,7 @@ class PacBayes:
     """The objective at the best variances, term by term.
 
     Attributes:
-        risk: of the weights theta, as given.
+        risk: risk of the weights theta, as given.
         norm_term: |theta|^2 / (2 beta sigma_0^2).
         curvature_term: what the mode makes of the Hessian.
         sigma2: best variances of Q, (N,) float64 where the diagonal is known, else the shared one, ().
@@ -79,10 +79,10 @@ def pac_bayes(
     Args:
         risk: at the weights.
         norm_sq: |theta|^2.
-        beta: of the linear bound; usually in proportion to the number of examples.
+        beta: factor of the linear bound; usually in proportion to the number of examples.
         sigma0_sq: variance of the prior.
-        diagonal: of the Hessian of the risk, any shape with N entries.
-        trace: of the Hessian, if the diagonal is not known, with the number N of `weights`; not for mode "log".
+        diagonal: diagonal of the Hessian of the risk, any shape with N entries.
+        trace: trace of the Hessian, if the diagonal is not known, with the number N of `weights`; not for mode "log".
         mode: see above.
     """
     if not (beta > 0 and sigma0_sq > 0):
@@ -96,7 +96,7 @@ def pac_bayes(
         raise InputError("give the diagonal of the Hessian, or its trace and the number of weights")
     if diagonal is None or mode == "spherical":
         if mode == "log":
-            raise InputError("mode 'log' needs the diagonal of the Hessian; with the trace alone use 'spherical'")
+            raise InputError("mode 'log' needs the diagonal of the Hessian; with only the trace use 'spherical'")
         h = torch.tensor(trace / weights, dtype=torch.float64)
     bend = 1 + sigma0_sq * beta * h
     if bool((bend <= 0).any()):
@@ -139,7 +139,7 @@ def gibbs(risks: Tensor, prior: Tensor, *, beta: float) -> tuple[Tensor, float]:
     Q ~ P exp(-beta R), and the minimum is -log(E_P exp(-beta R)) / beta.
 
     Args:
-        risks: of each hypothesis, (M,).
+        risks: risk of each hypothesis, (M,).
         prior: probabilities, (M,).
         beta: weight of the risk.
     """
@@ -175,12 +175,12 @@ def pac_bayes_of(
     Args:
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs, shape (n, ...).  y: labels, shape (n,).
-        threat: of the attack.
+        threat: what the attack may do.
         beta: n if none is given.
         sigma0_sq: 1 / (number of inputs of the top layer) if none is given.
-        steps: of PGD, each of 2.5 budget / steps.
+        steps: steps of PGD, each 2.5 budget / steps long.
         samples: sign vectors of Hutchinson's estimator for each batch.
-        seed: of the attack and of the estimator.
+        seed: fixes the attack and the estimator.
         batch_size: inputs at a time.
     """
     first = check_task(model, x[:batch_size], y[:batch_size], threat.select(slice(batch_size)))
@@ -245,9 +245,9 @@ def robust_gap(
         model: from (B, ...) to logits (B, K), in eval mode.
         train: inputs (n, ...) and labels (n,) of the training split, or of a part of it.
         test: the same of the test split.
-        threat: of the attack; at budget 0 the gap is the usual one.
-        steps: of PGD.
-        seed: of its random starts.
+        threat: what the attack may do; at budget 0 the gap is the usual one.
+        steps: steps of PGD.
+        seed: fixes its random starts.
         batch_size: inputs at a time.
     """
     if steps < 1:

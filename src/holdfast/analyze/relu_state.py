@@ -49,7 +49,7 @@ def relu_state(
     bins: int = 20,
     rule: Callable[[Relaxation], LowerSlopes] | None = None,
 ) -> ReluState:
-    """Counts of ReLU states over the threat set.
+    """Count the states of ReLUs over the threat set.
 
     (Lee et al., "Towards better understanding of training certifiably robust models against adversarial examples",
     2021.)
@@ -59,7 +59,7 @@ def relu_state(
         x: inputs, shape (B, ...).
         threat: any but patches, which are many regions for each input.
         hidden: bounds by CROWN instead of intervals.
-        bins: of the histogram.
+        bins: bins of the histogram.
         rule: lower slopes, such as `slopes.chord_slopes`; CROWN's own if none is given.
     """
     if isinstance(threat, Patch):

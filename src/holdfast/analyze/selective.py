@@ -8,14 +8,16 @@ classification", 2010).
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from html import escape
 
 import torch
 from torch import Tensor
 
-from holdfast.analyze.plots.lines import BOTTOM, HEIGHT, LEFT, RIGHT, STYLES, TOP, WIDTH, rounds, stroke
 from holdfast.errors import InputError
 from holdfast.random import Noise
+from holdfast.utils.svg import STYLES, Axes, figure, rounds, stroke, text
+
+WIDTH, HEIGHT = 640, 400  # of the chart
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 50, 55  # from its edges to its axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,37 +157,18 @@ def risk_coverage_svg(curves: Mapping[str, RiskCoverage], *, title: str = "Risk 
     if not 1 <= len(curves) <= len(STYLES):
         raise InputError(f"expected 1 to {len(STYLES)} curves, got {list(curves)}")
     ticks = rounds(0.0, max(float(curve.risk.max()) for curve in curves.values()))
-
-    def across(coverage: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * coverage
-
-    def up(risk: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (ticks[-1] - risk) / (ticks[-1] - ticks[0])
-
+    chart = Axes(LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM, (0.0, 1.0), ticks)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="13" role="img" aria-label="{escape(title)}">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="18" font-size="15">{escape(title)}</text>',
-        f'<text x="{across(0.5):.0f}" y="{HEIGHT - 10}" text-anchor="middle">coverage</text>',
-        f'<text transform="translate(18 {(up(ticks[0]) + TOP) / 2:.0f}) rotate(-90)" text-anchor="middle">risk</text>',
+        text(LEFT, 18, title, size=15),
+        text(18, (TOP + HEIGHT - BOTTOM) / 2, "risk", anchor="middle", turned=True),
     ]
-    for tick in ticks:
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(tick):.1f}" y2="{up(tick):.1f}" stroke="#dddddd"/>'
-            f'<text x="{LEFT - 8}" y="{up(tick) + 4.5:.1f}" text-anchor="end">{tick:g}</text>'
-        )
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(f'<text x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{tick:g}</text>')
+    parts += chart.grid("coverage", {tick: f"{tick:g}" for tick in (0.0, 0.25, 0.5, 0.75, 1.0)})
     for i, ((name, curve), style) in enumerate(zip(curves.items(), STYLES, strict=False)):
-        starts = [0.0, *curve.coverage.tolist()[:-1]]
-        corners = zip(starts, curve.coverage.tolist(), curve.risk.tolist(), strict=True)
-        points = " ".join(
-            f"{across(left):.1f},{up(risk):.1f} {across(right):.1f},{up(risk):.1f}" for left, right, risk in corners
-        )
-        label = f"{escape(name)} (area {curve.area:.4f})"
-        parts.append(f'<polyline points="{points}" {stroke(*style)}><title>{label}</title></polyline>')
+        ends, risks = curve.coverage.tolist(), curve.risk.tolist()
+        corners = [place for pair in zip([0.0, *ends[:-1]], ends, strict=True) for place in pair]
+        label = f"{name} (area {curve.area:.4f})"
+        parts.append(chart.line(corners, [risk for risk in risks for _ in (0, 1)], style, label))
         x = LEFT + 14 + 200 * (i % 3)
         y = TOP - 12 + 17 * (i // 3)
-        parts.append(f'<path d="M{x} {y}h24" {stroke(*style)}/><text x="{x + 30}" y="{y + 4}">{label}</text>')
-    return "\n".join([*parts, "</svg>\n"])
+        parts += [f'<path d="M{x} {y}h24" {stroke(*style)}/>', text(x + 30, y + 4, label)]
+    return figure(parts, WIDTH, HEIGHT, title=title, size=13)

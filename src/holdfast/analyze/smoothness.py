@@ -12,7 +12,7 @@ While the budget rises, training follows d = grad L_now and cares for L_target, 
 is right, L_target shrinks by a factor of 1 - (mu / 2) cos(phi)^2 / |H u| or more, phi the angle between d and
 grad L_target, H the Hessian of L_target, u = d / |d|. `target_alignment` measures cos(phi) and |H u|.
 
-A loss is any function `loss(model, x, y)` that returns a scalar: cross-entropy, or that of bounds. If it draws random
+A loss is any function `loss(model, x, y)` that returns a scalar: cross-entropy, or a loss of bounds. If it draws random
 numbers (a start, lower slopes), give it a `Noise` of fixed seed: all measures compare losses at different weights. The
 model is copied and never touched, so the loss must use the model that it is given and no other.
 """
@@ -104,7 +104,7 @@ def loss_variation(
         loss: see the top of this file.
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         lr: learning rate of now.
-        factors: of lr; 0 for the loss as it is.
+        factors: multiples of lr; 0 for the loss as it is.
     """
     _check_lr(lr)
     if not factors:
@@ -166,7 +166,7 @@ def record(
 
     Args:
         model, loss, x, y, lr: as for `loss_variation`.
-        step: of training, or its epoch.  target: the loss at the full budget.
+        step: step or epoch of training.  target: the loss at the full budget.
     """
     variation = loss_variation(model, loss, x, y, lr=lr)
     change = gradient_change(model, loss, x, y, lr=lr)
@@ -189,7 +189,7 @@ class _Probe:
     """A copy of a model whose loss is asked at many weights.
 
     Every answer starts from the same buffers and the same state of torch's generators (dropout), so that answers differ
-    by the weights alone and the random numbers of the training around stay as they are.
+    only by the weights, and the random numbers of the training around stay as they are.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:

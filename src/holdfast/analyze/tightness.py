@@ -73,7 +73,7 @@ def tightness(
         x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: any but patches, which are many regions for each input.
         relaxations: rules by name; give your own beside or instead of `RELAXATIONS`.
-        seed: of the random slopes.
+        seed: fixes the random slopes.
         chunk: inputs worked on at a time; the answer does not change.
     """
     if isinstance(threat, Patch):

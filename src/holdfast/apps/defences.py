@@ -24,7 +24,7 @@ class LocalGradientSmoothing(nn.Module):
 
     Args:
         window: side of the square windows in pixels; at most the image's.
-        overlap: of neighbouring windows in pixels.
+        overlap: pixels that neighbouring windows share.
         threshold: on the mean of the normalised gradient over a window.
         strength: lambda of the paper. The defaults are the paper's for images of 224 to 299 pixels.
     """

@@ -31,8 +31,8 @@ from holdfast.apps.watermark import (
     verify_black_box,
     verify_white_box,
 )
+from holdfast.apps.watermark.certificate import check_reach
 from holdfast.apps.watermark.certificate_files import count_copies, read_certificate
-from holdfast.apps.watermark.certify import check_reach
 from holdfast.apps.watermark.triggers import SCHEMES
 from holdfast.cli.common import ArchitectureOption, DataOption, ModelArgument, RootOption, SeedOption
 from holdfast.data import Dataset, Split, load_data, split_validation

@@ -3,7 +3,7 @@
 from holdfast.data.builtin import mnist_mini, two_moons
 from holdfast.data.cache import cache_root
 from holdfast.data.dataset import Dataset, Split, split_validation
-from holdfast.data.download import download
+from holdfast.data.downloads import download
 from holdfast.data.load import DataInfo, list_data, load_data
 from holdfast.data.scenes import DetectionScenes, detection_scenes, digit_scenes
 

@@ -33,7 +33,7 @@ def reading(path: Path | Traversable, *also: type[Exception]) -> Iterator[None]:
 
     Args:
         path: the file being read.
-        also: exceptions of the parser, beyond those of the standard library, that mean the file is corrupt.
+        also: exceptions of the parser, besides the standard library's, that mean the file is corrupt.
     """
     corrupt: tuple[type[Exception], ...] = (OSError, EOFError, ValueError, zlib.error, *also)
     try:

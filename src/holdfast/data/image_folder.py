@@ -23,7 +23,7 @@ _Boxes = dict[str, tuple[float, ...]]
 def read_folder(
     folder: Path, *, name: str, boxes: Path | None = None, test_fraction: float = 0.2, seed: int = 0
 ) -> Dataset:
-    """Images in train/CLASS and test/CLASS, or in CLASS alone.
+    """Images in train/CLASS and test/CLASS, or only in CLASS.
 
     Without train and test, `test_fraction` of each class is held out for testing, chosen by `seed`. All images must
     have the same size. They are read as grey (one channel) if every one of them is, else as RGB.

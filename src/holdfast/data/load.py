@@ -2,12 +2,11 @@
 
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from holdfast.data.builtin import mnist_mini, two_moons
 from holdfast.data.cache import cache_root, reading
 from holdfast.data.cifar import find_cifar10, find_cifar100, read_cifar
 from holdfast.data.dataset import Dataset
@@ -15,7 +14,6 @@ from holdfast.data.idx import find_idx, read_idx
 from holdfast.data.image_folder import read_folder
 from holdfast.data.image_list import read_image_list
 from holdfast.data.npz import read_npz
-from holdfast.data.scenes import digit_scenes
 from holdfast.data.sources import BUILTIN, SOURCES, find_source
 from holdfast.data.svhn import find_svhn, read_svhn
 from holdfast.errors import InputError, StorageError, did_you_mean
@@ -42,19 +40,7 @@ class DataInfo:
 
 def list_data(root: str | os.PathLike[str] | None = None) -> list[DataInfo]:
     """All data sets known by name, and whether each is there already."""
-    builtin = [
-        DataInfo(
-            "mnist-mini", "MNIST excerpt, 10,000 + 2,000 images 1x28x28, 10 classes; embedded", 0, "CC BY-SA 3.0", True
-        ),
-        DataInfo("two-moons", "points in the unit square, 2 classes; made on the fly", 0, "none needed", True),
-        DataInfo(
-            "digit-scenes",
-            "MNIST digits with boxes on cluttered backgrounds, images 1x48x48, 10 classes; made on the fly",
-            0,
-            "CC BY-SA 3.0",
-            True,
-        ),
-    ]
+    builtin = [DataInfo(each.name, each.summary, 0, each.license, True) for each in BUILTIN.values()]
     folder = cache_root(root)
     return builtin + [
         DataInfo(each.name, each.summary, each.size, each.license, find_source(each, folder) is not None)
@@ -92,38 +78,35 @@ def load_data(
     (torch.Size([10000, 1, 28, 28]), 2000, ('0', '1', '2'))
     """
     name = os.fspath(source)
-    images = {"boxes": boxes, "test_fraction": test_fraction}
-    if name == "two-moons":
-        _refuse(images, "a folder of images", name)
-        return two_moons(1000 if n is None else n, noise=0.1 if noise is None else noise, seed=seed)
-    _refuse({"noise": noise}, "two-moons", name)
-    if name == "digit-scenes":
-        _refuse(images, "a folder of images", name)
-        return digit_scenes(4000 if n is None else n, seed=seed)
-    _refuse({"n": n}, "two-moons and digit-scenes", name)
-    if name in BUILTIN or name in SOURCES:
-        _refuse(images, "a folder of images", name)
-        return mnist_mini() if name == "mnist-mini" else _load_named(name, root)
+    options = {"n": n, "noise": noise, "boxes": boxes, "test_fraction": test_fraction}
+    given = {option: value for option, value in options.items() if value is not None}
+    if name in BUILTIN:
+        _refuse(given, BUILTIN[name].options, name)
+        return BUILTIN[name].make(**given, **({"seed": seed} if "seed" in BUILTIN[name].options else {}))
+    if name in SOURCES:
+        _refuse(given, (), name)
+        return _load_named(name, root)
     path = Path(name).expanduser()
     if not path.exists():
         raise _not_found(name)
     read = _published_reader(path)
-    if read is None:
-        return read_folder(
-            path,
-            name=path.resolve().name,
-            boxes=None if boxes is None else Path(boxes).expanduser(),
-            test_fraction=0.2 if test_fraction is None else test_fraction,
-            seed=seed,
-        )
-    _refuse(images, "a folder of images", name)
-    return read()
+    _refuse(given, ("boxes", "test_fraction") if read is None else (), name)
+    if read is not None:
+        return read()
+    return read_folder(
+        path,
+        name=path.resolve().name,
+        boxes=None if boxes is None else Path(boxes).expanduser(),
+        test_fraction=0.2 if test_fraction is None else test_fraction,
+        seed=seed,
+    )
 
 
-def _refuse(options: Mapping[str, object], meant_for: str, name: str) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise InputError(f"the option '{option}' is for {meant_for}; it has no meaning for '{name}'")
+def _refuse(given: Iterable[str], takes: Sequence[str], name: str) -> None:
+    for option in given:
+        if option not in takes:
+            owners = [each.name for each in BUILTIN.values() if option in each.options] or ["a folder of images"]
+            raise InputError(f"the option '{option}' is for {' and '.join(owners)}; it has no meaning for '{name}'")
 
 
 def _load_named(name: str, root: str | os.PathLike[str] | None) -> Dataset:

@@ -1,15 +1,33 @@
-"""The data sets that can be downloaded: where from, which files, under which terms, and how they are read."""
+"""The data sets known by name: what comes with Holdfast, and what can be downloaded from where, under which terms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from holdfast.data.builtin import mnist_mini, two_moons
 from holdfast.data.cifar import CIFAR10, CIFAR100, find_cifar10, find_cifar100, read_cifar
 from holdfast.data.dataset import Dataset
 from holdfast.data.idx import STEMS, find_idx, read_idx
 from holdfast.data.npz import read_npz
+from holdfast.data.scenes import digit_scenes
 from holdfast.data.svhn import find_svhn, read_svhn
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """A data set that comes with Holdfast.
+
+    Attributes:
+        make: returns the data set.
+        options: keyword arguments of `load_data` that `make` takes.
+    """
+
+    name: str
+    summary: str
+    license: str
+    make: Callable[..., Dataset]
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,28 @@ def _idx_files(*sums_and_sizes: tuple[str, int]) -> tuple[RemoteFile, ...]:
     return tuple(RemoteFile(f"{stem}.gz", md5, size) for stem, (md5, size) in zip(STEMS, sums_and_sizes, strict=True))
 
 
-BUILTIN = ("mnist-mini", "two-moons", "digit-scenes")
+_EMBEDDED = (
+    Builtin(
+        name="mnist-mini",
+        summary="MNIST excerpt, 10,000 + 2,000 images 1x28x28, 10 classes; embedded",
+        license="CC BY-SA 3.0",
+        make=mnist_mini,
+    ),
+    Builtin(
+        name="two-moons",
+        summary="points in the unit square, 2 classes; made on the fly",
+        license="none needed",
+        make=two_moons,
+        options=("n", "noise", "seed"),
+    ),
+    Builtin(
+        name="digit-scenes",
+        summary="MNIST digits with boxes on cluttered backgrounds, images 1x48x48, 10 classes; made on the fly",
+        license="CC BY-SA 3.0",
+        make=digit_scenes,
+        options=("n", "seed"),
+    ),
+)
 
 _DIGITS = tuple("0123456789")
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -126,6 +165,7 @@ _ALL = (
     ),
 )
 
+BUILTIN: dict[str, Builtin] = {each.name: each for each in _EMBEDDED}
 SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
 
 

@@ -8,12 +8,21 @@ from torch import Tensor, nn
 from holdfast.attacks.core.gradients import frozen
 from holdfast.checks import check_inputs, check_labels, check_logits, check_model, check_place
 from holdfast.errors import HoldfastError, InputError
-from holdfast.explanations import agi as _agi  # noqa: F401  (registers the methods)
-from holdfast.explanations import big as _big  # noqa: F401
-from holdfast.explanations import grad_cam as _grad_cam  # noqa: F401
-from holdfast.explanations import integrated_gradients as _integrated  # noqa: F401
-from holdfast.explanations import saliency as _local  # noqa: F401
-from holdfast.explanations.core import captum as _peers  # noqa: F401
+from holdfast.explanations import (  # noqa: F401  (each registers its method)
+    agi,
+    big,
+    bsm,
+    deeplift,
+    expected_gradients,
+    grad_cam,
+    input_x_gradient,
+    integrated_gradients,
+    lrp,
+    occlusion,
+    saliency,
+    shapley_sampling,
+    smoothgrad,
+)
 from holdfast.explanations.core.boundary import PUBLISHED, BoundarySearch
 from holdfast.explanations.core.quantity import Quantity, Setting, check_quantity
 from holdfast.random import Noise
@@ -44,13 +53,13 @@ def explain(
         model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs in [low, high], shape (B, ...).  y: the classes to explain, shape (B,), int64.
         method: a name from `hf.methods("explain")`.
-        quantity: of class y: its "logit", its "probability", or the "margin" over the best other class.
+        quantity: what is explained: the "logit" of class y, its "probability", or its "margin" over the next class.
         low, high: the valid range.
         seed: fixes every random choice.
         index: identity of each input, shape (B,); its random numbers follow from it. Positions in the batch if none is
             given.
         chunk: points in one pass through the model; memory grows with it, the answer does not change.
-        **options: of the method, such as steps=.
+        **options: options of the method, such as steps=.
 
     Example:
         >>> model = torch.nn.Linear(3, 2).eval()

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from holdfast.attacks.core.gradients import input_gradient
 from holdfast.attacks.core.losses import likely_targets
 from holdfast.attacks.core.minimum_norm import per_input
-from holdfast.errors import InputError
+from holdfast.explanations.core.answers import describe, finite
 from holdfast.explanations.core.paths import completeness_error
 from holdfast.explanations.core.quantity import Setting, value, values_at
-from holdfast.explanations.saliency import describe
 from holdfast.registry import Explainer, register
 from holdfast.results import Explanation
+from holdfast.utils.options import Count, Positive
 
 
 @register(
@@ -27,9 +27,9 @@ def agi(
     y: Tensor,
     setting: Setting,
     *,
-    classes: int = 5,
-    steps: int = 30,
-    step_size: float = 0.01,
+    classes: Count = 5,
+    steps: Count = 30,
+    step_size: Positive = 0.01,
 ) -> Explanation:
     """A(x) = - sum over classes t and steps k of (x_{k+1} - x_k) * gradient of f_y at x_k; shape of x.
 
@@ -42,8 +42,6 @@ def agi(
         steps: at most, on each path.
         step_size: in shares of the range high - low.
     """
-    if classes < 1 or steps < 1 or not step_size > 0:
-        raise InputError(f"agi needs classes, steps >= 1 and step_size > 0, got {classes}, {steps} and {step_size}")
     parts = [
         _walk(model, x[rows], y[rows], setting, classes, steps, step_size * (setting.high - setting.low))
         for rows in torch.arange(len(x), device=x.device).split(setting.chunk)
@@ -51,7 +49,7 @@ def agi(
     attribution, total, change, gradients, arrived = (torch.cat(columns) for columns in zip(*parts, strict=True))
     at_x = values_at(model, x, y, setting)
     error = completeness_error(total, at_x, at_x - change)
-    ok = torch.isfinite(attribution).flatten(1).all(1) & (arrived > 0)
+    ok = finite(attribution) & (arrived > 0)
     how = tuple(f"{n} paths that reached another class" for n in arrived.tolist())
     by = tuple(a + b for a, b in zip(describe(y, setting, ""), how, strict=True))
     return Explanation(attribution, ok, error, gradients, by)

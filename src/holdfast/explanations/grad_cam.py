@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.gradients import frozen
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
+from holdfast.explanations.core.answers import describe, without_error
 from holdfast.explanations.core.quantity import Setting, value
-from holdfast.explanations.saliency import describe, without_error
 from holdfast.registry import Explainer, register
 from holdfast.results import Explanation
 

@@ -26,7 +26,7 @@ def as_classifier(
 ) -> nn.Sequential:
     """`module` with layers before and after it, so that it takes inputs in [0, 1] and returns logits; in eval mode.
 
-    The weights stay those of `module`, which is put into eval mode as well. A final softmax or sigmoid is taken off
+    The weights are shared with `module`, which is put into eval mode as well. A final softmax or sigmoid is taken off
     where it is a layer that can be taken off: at the end of an `nn.Sequential` or of a network from ONNX. That loses
     nothing, while a logarithm of the probabilities gives attacks weak gradients and bounds no rule.
 

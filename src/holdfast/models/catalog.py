@@ -5,13 +5,11 @@ Every model made here remembers its recipe in `model.architecture`, a pair (name
 """
 
 import contextlib
-import inspect
 import json
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -20,6 +18,7 @@ from torch import nn
 from holdfast.errors import InputError, did_you_mean
 from holdfast.models.layers import Normalize
 from holdfast.utils.limits import shortened
+from holdfast.utils.options import Count, Option, check_options, convert, options_of
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
@@ -29,16 +28,19 @@ Normalization = tuple[float | Sequence[float], float | Sequence[float]]
 @dataclass(frozen=True)
 class _Entry:
     build: Builder
+    defaults: dict[str, object]
     summary: str
     reference: str
     input_shape: Shape
     classes: int
     composite: bool
 
-    def options(self) -> dict[str, Any]:
-        """Keyword-only options of the builder, with their defaults."""
-        parameters = inspect.signature(self.build).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    def options(self) -> dict[str, Option]:
+        """Keyword-only options of the builder, with the defaults of this architecture."""
+        known = options_of(self.build)
+        return {
+            name: replace(option, default=self.defaults.get(name, option.default)) for name, option in known.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,12 @@ def add_architecture(
 ) -> None:
     """Put a builder into the table under `name`, with other default options than its own if `defaults` are given.
 
-    The builder of a `composite` makes its parts with `make_model`: it gets the arguments of that as they came, and
-    writes the recipe itself.
+    The builder of a `composite` makes its parts with `make_model`: it gets all arguments of `make_model` as they came,
+    and writes the recipe itself.
     """
     if name in _ENTRIES:
         raise ValueError(f"architecture '{name}' is registered twice")
-    _ENTRIES[name] = _Entry(partial(build, **defaults), summary, reference, input_shape, classes, composite)
+    _ENTRIES[name] = _Entry(build, defaults, summary, reference, input_shape, classes, composite)
 
 
 def make_model(
@@ -95,7 +97,7 @@ def make_model(
         classes: number of logits; by default 10 for most.
         normalize: (mean, std) of a `Normalize` layer in front, each one number or one per channel.
         seed: fixes the random weights and leaves torch's global generator as it was; None draws from that generator.
-        options: of the architecture, such as `hidden` or `activation`.
+        options: options of the architecture, such as `hidden` or `activation`.
 
     >>> model = make_model("mlp", input_shape=(2,), classes=2, hidden=(100, 100), seed=0)
     >>> count_parameters(model)
@@ -104,37 +106,20 @@ def make_model(
     if name not in _ENTRIES:
         raise InputError(f"unknown architecture '{name}'. " + did_you_mean(str(name), _ENTRIES))
     entry = _ENTRIES[name]
+    known, owner = entry.options(), f"architecture '{name}'"
     if entry.composite:
+        own = check_options(known, {option: value for option, value in options.items() if option in known}, owner)
         with _seeded(seed):
-            return entry.build(input_shape=input_shape, classes=classes, normalize=normalize, **options)
-    known = entry.options()
-    for option, value in options.items():
-        if option not in known:
-            raise InputError(f"architecture '{name}' has no option '{option}'. " + did_you_mean(option, known))
-        _check_kind(name, option, value, known[option])
+            return entry.build(input_shape=input_shape, classes=classes, normalize=normalize, **{**options, **own})
+    options = {option: given.default for option, given in known.items()} | check_options(known, options, owner)
     shape = _check_shape(entry.input_shape if input_shape is None else input_shape)
-    classes = entry.classes if classes is None else classes
-    if not isinstance(classes, int) or classes < 1:
-        raise InputError(f"classes must be an integer >= 1, got {classes!r}")
-    options = {**known, **options}
+    classes = convert(entry.classes if classes is None else classes, Count, "classes")
     with _seeded(seed):
         model = entry.build(shape, classes, **options)
     if normalize is not None:
         model = _with_normalization(model, normalize, shape)
     record_architecture(model, name, {"input_shape": shape, "classes": classes, "normalize": normalize, **options})
     return model
-
-
-def _check_kind(name: str, option: str, value: object, default: object) -> None:
-    """Refuse a value of another kind than the default of the option: torch takes 2.0 or "no" and fails much later."""
-    kinds = {bool: bool, int: int, float: int | float, str: str}  # builders say themselves what is wrong with a list
-    wanted = kinds.get(type(default))
-    if wanted is None or (isinstance(value, wanted) and isinstance(value, bool) == isinstance(default, bool)):
-        return
-    raise InputError(
-        f"option '{option}' of architecture '{name}' must be of the kind of its default, {default!r}; "
-        f"got {shortened(value)}"
-    )
 
 
 def _check_shape(shape: Sequence[int]) -> Shape:

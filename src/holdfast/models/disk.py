@@ -100,7 +100,7 @@ def _write(state: State, path: Path, header: dict[str, str]) -> None:
 
 
 def _sort_header(path: Path) -> None:
-    """Puts the entries of the header in order, and the file on the disk: safetensors writes metadata in any order."""
+    """Put the entries of the header in order, and the file on the disk: safetensors writes metadata in any order."""
     with path.open("rb+") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -172,7 +172,7 @@ def _load(path: Path, model: nn.Module | None, key: str | None) -> nn.Module:
     else:
         state, recipe = _read_state_dict(path, key)
         model, fresh = _target(model, recipe, _sizes(state), path)
-    # A fresh model is on the meta device: its tensors are replaced, so the dtypes are those of the file.
+    # A fresh model is on the meta device: its tensors are replaced, so the dtypes come from the file.
     if fresh:
         _check_kinds(model, state, path)
     model.load_state_dict(state, assign=fresh)
@@ -223,7 +223,7 @@ def _read_header(path: Path) -> tuple[Sizes, Recipe | None, dict[str, Any]]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a header so large that reading it alone would take long."""
+    """Refuse a header so large that even reading it would take long."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
     if size > _HEADER:

@@ -60,7 +60,7 @@ class Arctan(nn.Module):
 
 
 class _SortPairs(torch.autograd.Function):
-    """MinMax with a gradient that goes back to where each value came from; that of `amax` looks for ties first."""
+    """MinMax with a gradient that goes back to where each value came from; autograd's for `amax` looks for ties."""
 
     generate_vmap_rule = True
 
@@ -90,7 +90,7 @@ def sort_pairs(x: Tensor) -> Tensor:
 
 
 class MinMax(nn.Module):
-    """Sorts pairs of neighbouring channels: (2i, 2i+1) becomes (max, min); the number of channels must be even.
+    """A layer that sorts pairs of channels: (2i, 2i+1) becomes (max, min); the number of channels must be even.
 
     It keeps the norm of gradients, unlike ReLU (Anil, Lucas and Grosse, "Sorting out Lipschitz function approximation",
     2019).

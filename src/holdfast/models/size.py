@@ -32,7 +32,7 @@ def at_most(tensors: int, values: int) -> Iterator[None]:
 
     def note(module: nn.Module, name: str, tensor: Tensor | None) -> None:
         nonlocal count, total
-        if tensor is None or threading.get_ident() != thread:  # the hooks are those of the whole process
+        if tensor is None or threading.get_ident() != thread:  # the hooks see the whole process
             return
         count, total = count + 1, total + tensor.numel()
         if count > min(_SPARE * tensors, MOST):

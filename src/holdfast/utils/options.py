@@ -29,6 +29,7 @@ class Rule:
 
 POSITIVE = Rule("> 0", lambda value: value > 0)
 AT_LEAST_ONE = Rule(">= 1", lambda value: value >= 1)
+EVEN = Rule(">= 2 and even", lambda value: value >= 2 and value % 2 == 0)
 NOT_NEGATIVE = Rule(">= 0", lambda value: value >= 0)
 FRACTION = Rule(">= 0 and < 1", lambda value: 0 <= value < 1)
 UNIT = Rule("between 0 and 1", lambda value: 0 <= value <= 1)
@@ -40,6 +41,7 @@ NotNegative = Annotated[float, NOT_NEGATIVE]
 Fraction = Annotated[float, FRACTION]
 Unit = Annotated[float, UNIT]
 Count = Annotated[int, AT_LEAST_ONE]
+Even = Annotated[int, EVEN]
 Epochs = Annotated[int, NOT_NEGATIVE]
 
 

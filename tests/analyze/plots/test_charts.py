@@ -9,11 +9,21 @@ import torch
 from nets import tiny_nets
 
 import holdfast as hf
-from holdfast.analyze.plots.charts import HEAD, HEIGHT, STATES, WIDTH, path_svg, relu_svg, smoothness_svg, tightness_svg
-from holdfast.analyze.plots.lines import STYLES
+from holdfast.analyze.plots.charts import (
+    HEAD,
+    HEIGHT,
+    STATES,
+    WIDTH,
+    lines_svg,
+    path_svg,
+    relu_svg,
+    smoothness_svg,
+    tightness_svg,
+)
 from holdfast.analyze.relu_state import relu_state
 from holdfast.analyze.tightness import Tightness, tightness
 from holdfast.errors import InputError
+from holdfast.utils.svg import STYLES
 
 SVG = "{http://www.w3.org/2000/svg}"
 BASE = ("loss", "gradient_difference", "cosine_distance")
@@ -142,3 +152,42 @@ def test_real_tightness_and_what_cannot_be_drawn(tmp_path):
             call({})
     with pytest.raises(InputError, match="at least one row"):
         smoothness_svg({"a": []})
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_line_chart(log):
+    lines = {"a < b": [1.0, 0.03, 0.2], "c": [0.5, 2.0], "one": [0.1]}
+    text = lines_svg(lines, title="T & t", x_label="epoch", y_label="trace", log=log)
+    assert text.startswith("<svg ")
+    assert "a &lt; b" in text
+    assert "T &amp; t" in text
+    lines_drawn = re.findall(r'<polyline points="([^"]*)"[^>]*stroke="(#\w+)"', text)
+    points = [[tuple(map(float, p.split(","))) for p in drawn.split()] for drawn, _ in lines_drawn]
+    assert [len(p) for p in points] == [3, 2, 1]
+    assert len({colour for _, colour in lines_drawn}) == 3
+    (top, low, middle), (_, highest), _ = ([y for _, y in p] for p in points)
+    assert low > middle > top > highest  # y grows downwards
+    assert all(0 <= v <= WIDTH for p in points for v, _ in p)
+    assert all(0 <= v <= HEAD + HEIGHT for p in points for _, v in p)
+
+
+@pytest.mark.parametrize("values", [[1.0], [3.0, 3.0], [1e-9, 1e9], [0.001, 0.999], [10.0, 1000.0]])
+@pytest.mark.parametrize("log", [False, True])
+def test_a_line_chart_has_a_few_ticks_around_its_values(values, log):
+    text = lines_svg({"a": values}, title="", x_label="", y_label="", log=log)
+    ticks = [float(tick) for tick in re.findall(r'text-anchor="end">([^<]*)<', text)]
+    assert 2 <= len(ticks) <= 22
+    assert ticks[0] <= min(values)
+    assert max(values) <= ticks[-1]
+
+
+def test_lines_that_cannot_be_drawn():
+    labels = {"title": "", "x_label": "", "y_label": ""}
+    with pytest.raises(InputError, match="1 to 5 lines"):
+        lines_svg({str(i): [1.0] for i in range(6)}, **labels)
+    with pytest.raises(InputError, match="none is empty"):
+        lines_svg({"a": []}, **labels)
+    with pytest.raises(InputError, match="finite"):
+        lines_svg({"a": [math.nan]}, **labels)
+    with pytest.raises(InputError, match="> 0"):
+        lines_svg({"a": [0.0]}, log=True, **labels)

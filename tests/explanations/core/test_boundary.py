@@ -7,14 +7,13 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from explain_tasks import QUICK_SEARCH
 from holdfast.certificates.complete.milp import exact_margin
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.explanations import PUBLISHED, BoundarySearch
 from holdfast.explanations.core.boundary import nearest_boundary
 from holdfast.explanations.core.exact_boundary import exact_boundary, least_distance
 from holdfast.explanations.evaluate.trust import setting_for
-
-QUICK = BoundarySearch(budgets=(0.5, 4.0), steps=2, starts=1, refine=3, attacks=("deepfool",))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def test_a_misclassified_input_is_explained_as_what_it_was_taken_for(trained):
     x = torch.rand(4, 3).double()
     y = trained(x).argmax(1)
     wrong = torch.where(torch.arange(4) == 2, (y + 1) % 3, y)
-    right, found = (hf.explain(trained, x, label, "big", search=QUICK) for label in (y, wrong))
+    right, found = (hf.explain(trained, x, label, "big", search=QUICK_SEARCH) for label in (y, wrong))
     torch.testing.assert_close(found.attribution, right.attribution)
     assert f"logit of class {int(y[2])}, which the model predicts, not of {int(wrong[2])}" in found.by[2]
     assert "predicts" not in found.by[0]

@@ -134,12 +134,12 @@ def test_it_is_in_the_catalogue_and_can_be_saved(tmp_path):
     ("options", "message"),
     [
         ({"layers": ((5, 3, 1, 1),)}, "must be even"),
-        ({"hidden": (7,)}, "must be even"),
+        ({"hidden": (7,)}, ">= 2 and even, got 7"),
         ({"layers": ((4, 2, 3, 1),)}, "1 <= stride <= kernel"),
-        ({"layers": ("max",)}, "a layer must be"),
+        ({"layers": ("max",)}, "expected a list, got 'max'"),
         ({"layers": ((4, 9, 1, 0),)}, "too small"),
     ],
 )
 def test_bad_options(options, message):
     with pytest.raises(InputError, match=message):
-        aol_cnn((1, 8, 8), 3, **options)
+        make_model("cnn-aol", input_shape=(1, 8, 8), classes=3, **options)

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
-from holdfast.analyze.plots.lines import STYLES, decades, rounds, stroke
 from holdfast.analyze.relu_state import ReluState
 from holdfast.analyze.tightness import QUANTILES, Tightness
 from holdfast.errors import InputError
+from holdfast.utils.svg import STYLES, Axes, decades, figure, inner_rounds, rounds, stroke, text
 
 WIDTH, HEIGHT, HEAD = 360, 270, 54  # of a panel with its labels; above all panels
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 44  # from the edges of a panel to its axes
@@ -22,43 +21,6 @@ MEASURES = {
     "target_cosine": ("cos(gradient, target's gradient)", False),
     "target_difference": ("target's gradient difference", True),
 }
-
-
-@dataclass(frozen=True)
-class _Panel:
-    """Where a panel lies, in pixels, and what its axes show."""
-
-    column: int
-    row: int
-    x: tuple[float, float]
-    ticks: Sequence[float]
-    log: bool = False
-
-    def across(self, x: float) -> float:
-        low, high = self.x
-        share = (x - low) / (high - low) if high > low else 0.5
-        return WIDTH * self.column + LEFT + (WIDTH - LEFT - RIGHT) * share
-
-    def up(self, y: float) -> float:
-        low, high, value = (math.log10(v) if self.log else v for v in (self.ticks[0], self.ticks[-1], y))
-        return HEAD + HEIGHT * self.row + TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
-
-    def points(self, xs: Sequence[float], ys: Sequence[float]) -> str:
-        return " ".join(f"{self.across(x):.1f},{self.up(y):.1f}" for x, y in zip(xs, ys, strict=True))
-
-    def axes(self, title: str, x_label: str, x_ticks: Mapping[float, str]) -> list[str]:
-        left, right = WIDTH * self.column + LEFT, WIDTH * (self.column + 1) - RIGHT
-        top, bottom = self.up(self.ticks[-1]), self.up(self.ticks[0])
-        parts = [f'<text x="{left}" y="{top - 12:.1f}" font-size="14">{escape(title)}</text>']
-        for tick in self.ticks:
-            y = self.up(tick)
-            parts.append(f'<line x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
-            parts.append(f'<text x="{left - 7}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-        for tick, text in x_ticks.items():
-            place = f'x="{self.across(tick):.1f}" y="{bottom + 17:.1f}"'
-            parts.append(f'<text {place} text-anchor="middle">{escape(text)}</text>')
-        place = f'x="{(left + right) / 2:.0f}" y="{bottom + 35:.1f}"'
-        return [*parts, f'<text {place} text-anchor="middle">{escape(x_label)}</text>']
 
 
 def smoothness_svg(runs: Mapping[str, Sequence[Mapping[str, float]]], *, title: str = "Smoothness") -> str:
@@ -81,15 +43,15 @@ def smoothness_svg(runs: Mapping[str, Sequence[Mapping[str, float]]], *, title: 
         keys = (key, "loss_low", "loss_high") if key == "loss" else (key,)
         values = [row[k] for row in rows for k in keys if math.isfinite(row[k])]
         panel = _panel(i % 3, i // 3, steps, values, log=log)
-        parts += panel.axes(name, "step", _numbers(min(steps), max(steps)))
-        for (run, at), (colour, dash) in zip(runs.items(), STYLES, strict=False):
+        parts += _axes(panel, name, "step", inner_rounds(min(steps), max(steps)))
+        for (run, at), style in zip(runs.items(), STYLES, strict=False):
             seen = [row for row in at if all(math.isfinite(row[k]) for k in keys)]
             xs = [row["step"] for row in seen]
             if key == "loss":
                 edge = panel.points(xs, [row["loss_high"] for row in seen])
                 edge += " " + panel.points(xs[::-1], [row["loss_low"] for row in seen[::-1]])
-                parts.append(f'<polygon points="{edge}" fill="{colour}" fill-opacity="0.2"/>')
-            parts.append(_line(panel, xs, [row[key] for row in seen], colour, dash, run))
+                parts.append(f'<polygon points="{edge}" fill="{style[0]}" fill-opacity="0.2"/>')
+            parts.append(panel.line(xs, [row[key] for row in seen], style, run))
     return _figure(title, min(len(shown), 3), -(-len(shown) // 3), parts, _line_keys(runs))
 
 
@@ -109,10 +71,35 @@ def path_svg(
     if not ts or any(len(path) != len(ts) for path in paths.values()) or not all(map(math.isfinite, values)):
         raise InputError(f"each path needs {len(ts)} finite values, one for each t, and at least one")
     panel = _panel(0, 0, ts, values)
-    parts = panel.axes(y_label, "t", _numbers(min(ts), max(ts)))
-    for (name, path), (colour, dash) in zip(paths.items(), STYLES, strict=False):
-        parts.append(_line(panel, ts, [float(value) for value in path], colour, dash, name))
+    parts = _axes(panel, y_label, "t", inner_rounds(min(ts), max(ts)))
+    for (name, path), style in zip(paths.items(), STYLES, strict=False):
+        parts.append(panel.line(ts, map(float, path), style, name))
     return _figure(title, 1, 1, parts, _line_keys(paths))
+
+
+def lines_svg(
+    lines: Mapping[str, Sequence[float]], *, title: str, y_label: str, x_label: str = "epoch", log: bool = False
+) -> str:
+    """One line for each name over 1, 2, ..., such as a measure over the epochs of several runs.
+
+    Args:
+        lines: values by name; at most five lines, each with at least one value, all finite.
+        title: above all.
+        y_label, x_label: what the axes show.
+        log: logarithmic vertical axis; all values must then be > 0.
+    """
+    _check_names(lines)
+    values = [value for line in lines.values() for value in line]
+    if not all(map(len, lines.values())):
+        raise InputError(f"expected lines of which none is empty, got {list(lines)}")
+    if not all(map(math.isfinite, values)) or (log and min(values) <= 0):
+        raise InputError(f"values must be finite{', and > 0 on a logarithmic axis' if log else ''}")
+    steps = max(map(len, lines.values()))
+    panel = _panel(0, 0, (1, steps), values, log=log)
+    parts = _axes(panel, y_label, x_label, {1: "1", **inner_rounds(1, steps)})
+    for (name, line), style in zip(lines.items(), STYLES, strict=False):
+        parts.append(panel.line(range(1, len(line) + 1), line, style, name))
+    return _figure(title, 1, 1, parts, _line_keys(lines))
 
 
 def relu_svg(states: Mapping[float, ReluState], *, title: str = "ReLU states", x_label: str = "budget") -> str:
@@ -130,7 +117,7 @@ def relu_svg(states: Mapping[float, ReluState], *, title: str = "ReLU states", x
     panel = _panel(0, 0, (0, count), (0.0, 1.0))
     # Room for about eight numbers.
     labels = {i + 0.5: f"{key:g}" for i, key in enumerate(states) if i % -(-count // 8) == 0}
-    parts = panel.axes("share of the ReLUs", x_label, labels)
+    parts = _axes(panel, "share of the ReLUs", x_label, labels)
     for i, state in enumerate(states.values()):
         counts = {name: int(getattr(state, name).sum()) for name in STATES}
         low, total = 0, sum(counts.values())
@@ -146,10 +133,10 @@ def relu_svg(states: Mapping[float, ReluState], *, title: str = "ReLU states", x
     few = list(dict.fromkeys(some[round(i * (len(some) - 1) / 4)] for i in range(5))) if some else []
     shares = {key: (states[key].slopes / states[key].slopes.sum()).tolist() for key in few}
     panel = _panel(1, 0, (0, 1), [0.0, *(share for line in shares.values() for share in line)])
-    parts += panel.axes("share of the unstable ones", "slope of the chord", _numbers(0, 1))
-    for (key, line), (colour, dash) in zip(shares.items(), STYLES, strict=False):
+    parts += _axes(panel, "share of the unstable ones", "slope of the chord", inner_rounds(0, 1))
+    for (key, line), style in zip(shares.items(), STYLES, strict=False):
         xs = [(i + side) / len(line) for i in range(len(line)) for side in (0, 1)]
-        parts.append(_line(panel, xs, [share for share in line for _ in (0, 1)], colour, dash, f"{x_label} {key:g}"))
+        parts.append(panel.line(xs, [share for share in line for _ in (0, 1)], style, f"{x_label} {key:g}"))
     boxes = [(name, f'<rect width="14" height="12" y="-10" fill="{colour}"/>') for name, colour in STATES.items()]
     return _figure(title, 2, 1, parts, boxes + _line_keys([f"{x_label} {key:g}" for key in few]))
 
@@ -171,7 +158,7 @@ def tightness_svg(results: Mapping[str, Tightness], *, title: str = "Tightness (
                 raise InputError(f"the bounds of '{key}' must be finite and of at least one input")
         boxes = [[float(values.quantile(q)) for q in QUANTILES.values()] for values in found.values()]
         panel = _panel(column, 0, (0, len(found)), [value for box in boxes for value in box])
-        parts += panel.axes(name, "", {i + 0.5: key for i, key in enumerate(found)})
+        parts += _axes(panel, name, "", {i + 0.5: key for i, key in enumerate(found)})
         for i, box in enumerate(boxes):
             low, first, median, third, high = map(panel.up, box)
             left, middle, right = (panel.across(i + share) for share in (0.25, 0.5, 0.75))
@@ -184,22 +171,18 @@ def tightness_svg(results: Mapping[str, Tightness], *, title: str = "Tightness (
     return _figure(title, 2, 1, parts, [])
 
 
-def _panel(column: int, row: int, xs: Sequence[float], ys: Sequence[float], *, log: bool = False) -> _Panel:
+def _panel(column: int, row: int, xs: Sequence[float], ys: Sequence[float], *, log: bool = False) -> Axes:
     """Axes around the values; logarithmic only if that is possible."""
     if not ys:
         raise InputError("nothing to draw: no value is finite")
     log = log and min(ys) > 0
-    return _Panel(column, row, (min(xs), max(xs)), (decades if log else rounds)(min(ys), max(ys)), log)
+    left, top = WIDTH * column, HEAD + HEIGHT * row
+    edges = (left + LEFT, left + WIDTH - RIGHT, top + TOP, top + HEIGHT - BOTTOM)
+    return Axes(*edges, (min(xs), max(xs)), (decades if log else rounds)(min(ys), max(ys)), log)
 
 
-def _numbers(low: float, high: float) -> dict[float, str]:
-    ticks = [tick for tick in rounds(low, high) if low <= tick <= high] if high > low else [low]
-    return {tick: f"{tick:g}" for tick in ticks}
-
-
-def _line(panel: _Panel, xs: Sequence[float], ys: Sequence[float], colour: str, dash: str, name: str) -> str:
-    line = f'<polyline points="{panel.points(xs, ys)}" {stroke(colour, dash)}'
-    return f"{line}><title>{escape(name)}</title></polyline>"
+def _axes(panel: Axes, title: str, x_label: str, x_ticks: Mapping[float, str]) -> list[str]:
+    return [text(panel.left, panel.top - 12, title, size=14), *panel.grid(x_label, x_ticks)]
 
 
 def _line_keys(names: Sequence[str] | Mapping[str, object]) -> list[tuple[str, str]]:
@@ -207,21 +190,15 @@ def _line_keys(names: Sequence[str] | Mapping[str, object]) -> list[tuple[str, s
 
 
 def _figure(title: str, columns: int, rows: int, parts: list[str], keys: list[tuple[str, str]]) -> str:
-    width, x, y, legend = WIDTH * columns, LEFT, 44, []
+    width, x, y, legend = WIDTH * columns, LEFT, 44, [text(LEFT, 20, title, size=16)]
     for name, mark in keys:
         size = 44 + 7 * len(name)  # about the width of the text
         if x > LEFT and x + size > width:
             x, y = LEFT, y + 18
         legend.append(f'<g transform="translate({x} {y})">{mark}<text x="30">{escape(name)}</text></g>')
         x += size
-    height = y - 44 + HEAD + HEIGHT * rows
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="12" role="img" aria-label="{escape(title)}">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="20" font-size="16">{escape(title)}</text>',
-    ]
-    return "\n".join([*head, *legend, f'<g transform="translate(0 {y - 44})">', *parts, "</g>", "</svg>\n"])
+    moved = [f'<g transform="translate(0 {y - 44})">', *parts, "</g>"]
+    return figure([*legend, *moved], width, y - 44 + HEAD + HEIGHT * rows, title=title)
 
 
 def _check_names(lines: Mapping[str, object]) -> None:

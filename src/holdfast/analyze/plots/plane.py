@@ -1,6 +1,7 @@
 """A picture of a classifier of the plane, with boxes around points."""
 
 from collections.abc import Mapping
+from html import escape
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ def plane_svg(
         x: points, shape (B, 2).
         boxes: half-widths (B, 2) of boxes around the points, by name; drawn in this order.
         low, high: part of the plane that is drawn.
-        cells: of the colour map along each axis.
+        cells: cells of the colour map along each axis.
     """
     check_model(model)
     if x.ndim != 2 or x.shape[1] != 2:
@@ -45,7 +46,7 @@ def plane_svg(
         *_colours(label),
     ]
     for (name, radius), stroke in zip(boxes.items(), STROKES, strict=False):
-        parts.append(f'<g fill="none" stroke="{stroke}" stroke-width="1.5"><title>{name}</title>')
+        parts.append(f'<g fill="none" stroke="{stroke}" stroke-width="1.5"><title>{escape(name)}</title>')
         for (left, bottom), (right, top) in zip((x - radius).tolist(), (x + radius).tolist(), strict=True):
             a, b, c, d = (_place(v, low, high) for v in (left, right, bottom, top))
             parts.append(f'<rect x="{a:.2f}" y="{SIZE - d:.2f}" width="{b - a:.2f}" height="{d - c:.2f}"/>')
@@ -55,7 +56,7 @@ def plane_svg(
         parts.append(f'<circle cx="{across:.2f}" cy="{SIZE - up:.2f}" r="2"/>')
     parts.append("</g>")
     for i, (name, stroke) in enumerate(zip(boxes, STROKES, strict=False)):
-        parts.append(f'<text x="{10 + 150 * i}" y="{SIZE + 20}" font-size="14" fill="{stroke}">{name}</text>')
+        parts.append(f'<text x="{10 + 150 * i}" y="{SIZE + 20}" font-size="14" fill="{stroke}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>\n"])
 
 

@@ -12,7 +12,7 @@ from holdfast.apps.detection.coco import (
 )
 from holdfast.apps.detection.denoiser import DnCNN, train_denoiser
 from holdfast.apps.detection.detectors import COCO_80, from_torchvision, from_ultralytics
-from holdfast.apps.detection.encode import Encoding, decode, encode, flatten
+from holdfast.apps.detection.encoding import Encoding, decode, encode, flatten
 from holdfast.apps.detection.metrics import (
     THRESHOLDS,
     Counts,
@@ -23,8 +23,8 @@ from holdfast.apps.detection.metrics import (
     curve,
     worst_iou,
 )
-from holdfast.apps.detection.nms import nms
 from holdfast.apps.detection.smoothed_detector import CertifiedDetections, Draws, SmoothedDetector
+from holdfast.apps.detection.suppression import nms
 from holdfast.apps.detection.tiny import TinyDetector, tiny_detector, train_tiny
 
 __all__ = [

@@ -3,7 +3,7 @@
 One rule for both: an object is found if a detection has its label and overlaps it by at least tau, each detection and
 each object used once. The pairs are a maximum matching; choosing them one by one, in whatever order, can give a worse
 count for better detections, and the proved count would then bound nothing. Counts are pooled over classes and images,
-so the figures are not those of COCO.
+so the figures differ from COCO's.
 """
 
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ def certified_curve(
 ) -> list[Counts]:
     """Counts proved within an L2 distance of `epsilon` at each threshold of objectness.
 
-    Each threshold makes a detector of its own. `confidence` is that of each bound of each number of each of them.
+    Each threshold makes a detector of its own. `confidence` holds for each bound of each of their numbers.
     """
     return [
         certified_count([each.certify(epsilon, confidence, objectness=t) for each in draws], truth, tau=tau)

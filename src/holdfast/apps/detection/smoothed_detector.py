@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.apps.detection.boxes import LABEL, Detector, check_detections
-from holdfast.apps.detection.encode import Detections, Encoding, decode, encode
+from holdfast.apps.detection.encoding import Detections, Encoding, decode, encode
 from holdfast.certificates.smoothing.percentile import check_sigma, order_ranks, percentile_bounds, smallest_samples
 from holdfast.checks import check_inputs
 from holdfast.errors import InputError

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, smooth_l1_loss
 
 from holdfast.apps.detection.boxes import Detector
-from holdfast.apps.detection.nms import nms
+from holdfast.apps.detection.suppression import nms
 from holdfast.data import DetectionScenes
 from holdfast.errors import InputError
 from holdfast.random import Noise
 
 STRIDE = 8  # pixels to a cell
-ANCHOR = 16.0  # width and height of the box that a cell predicts from zeros, about that of a digit
+ANCHOR = 16.0  # width and height of the box that a cell predicts from zeros, about the size of a digit
 
 
 class TinyDetector(nn.Module):
@@ -82,7 +82,7 @@ def train_tiny(
 ) -> TinyDetector:
     """Train on images with noise of standard deviation `sigma` added, so that the smoothed detector still sees.
 
-    The loss of a cell is the cross-entropy of its objectness and, where an object has its centre, that of its class and
+    The loss of a cell is the cross-entropy of its objectness and, where an object has its centre, of its class and
     the distance of its box. Adam; the learning rate falls along a cosine. 3,000 scenes, 20 epochs: about a minute.
 
     Returns:

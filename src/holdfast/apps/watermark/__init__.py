@@ -2,8 +2,14 @@
 
 from holdfast.apps.watermark.adversaries import Drift, drift, fine_tune, parameter_pgd
 from holdfast.apps.watermark.attacks_toolbox import TOOLBOX
-from holdfast.apps.watermark.certify import WatermarkCertificate, certify_watermark, noisy_accuracies, trigger_accuracy
-from holdfast.apps.watermark.embed import EmbedOptions, embed
+from holdfast.apps.watermark.certificate import (
+    WatermarkCertificate,
+    certify_watermark,
+    noisy_accuracies,
+    trigger_accuracy,
+)
+from holdfast.apps.watermark.embedding import EmbedOptions, embed
+from holdfast.apps.watermark.ownership import Ownership, null_test, verify_black_box, verify_white_box
 from holdfast.apps.watermark.removal import AttackLog, Criterion, Snapshot, removal_time
 from holdfast.apps.watermark.triggers import (
     TriggerSet,
@@ -14,7 +20,6 @@ from holdfast.apps.watermark.triggers import (
     save_triggers,
     unrelated_triggers,
 )
-from holdfast.apps.watermark.verify import Ownership, null_test, verify_black_box, verify_white_box
 
 __all__ = [
     "TOOLBOX",

@@ -7,25 +7,36 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.apps.watermark.embed import noisy_loss
+from holdfast.apps.watermark.embedding import noisy_loss
 from holdfast.errors import InputError
 
 Targets = Literal["true", "hard", "soft"]
 Watch = Callable[[nn.Module], None]
 Change = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """(model, inputs, labels) -> other inputs to train on."""
+
+
+class Tuning(TypedDict):
+    """Options that all attacks by training take."""
+
+    epochs: int
+    lr: float
+    seed: int
+    watch: Watch
+
+
 _BATCH = 1024  # inputs for each forward pass without gradients
 
 
 @dataclass(frozen=True)
 class Drift:
-    """l2 distances of a model from another of the same architecture: of all parameters, and of all float buffers."""
+    """l2 distances of all parameters and of all float buffers from another model of the same architecture."""
 
     parameters: float
     buffers: float
@@ -113,13 +124,13 @@ def train_on(
     change: Change | None = None,
     watch: Watch | None = None,
 ) -> nn.Module:
-    """Trains `model` itself with Adam, and returns it in eval mode.
+    """Train `model` itself with Adam, and return it in eval mode.
 
     Args:
         model: changed in place.
         x: inputs (N, ...).  targets: classes (N,) or probabilities (N, K).
-        layer: train this one alone, with batch norm frozen.
-        change: makes the inputs of each batch from those of the data, with the model in eval mode.
+        layer: train only this layer, with batch norm frozen.
+        change: turns the inputs of each batch into others, with the model in eval mode.
     """
     if len(x) == 0 or len(x) != len(targets):
         raise InputError(f"there must be inputs and one target for each, got {len(x)} and {len(targets)}")

@@ -4,16 +4,17 @@ Distillation as in Bansal et al., "Certified neural network watermarks with rand
 list of Lukas et al., "SoK: how robust is image classification deep neural network watermarking?", 2022.
 
 All take (model, x, y, *, epochs, lr, seed, watch) with the attacker's data, and return an attacked copy in eval mode.
-Those that need no training ignore the options. Numbers that a source leaves open are arguments.
+Attacks that need no training ignore the options. Numbers that a source leaves open are arguments.
 """
 
 import copy
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.apps.watermark.adversaries import Targets, Watch, fine_tune, train_on
+from holdfast.apps.watermark.adversaries import Targets, Tuning, Watch, fine_tune, train_on
 from holdfast.apps.watermark.anatomy import last_layer, matrices, shuffle_chain
 from holdfast.apps.watermark.backdoors import neural_cleanse, neural_laundering
 from holdfast.attacks.pgd import perturb
@@ -24,26 +25,26 @@ from holdfast.threats import Linf
 Attack = Callable[..., nn.Module]
 
 
-def ftal(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int, watch: Watch) -> nn.Module:
+def ftal(model: nn.Module, x: Tensor, y: Tensor, **how: Unpack[Tuning]) -> nn.Module:
     """Fine-tune all layers."""
-    return train_on(_copy(model), x, y, epochs=epochs, lr=lr, seed=seed, watch=watch)
+    return train_on(_copy(model), x, y, **how)
 
 
-def ftll(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int, watch: Watch) -> nn.Module:
+def ftll(model: nn.Module, x: Tensor, y: Tensor, **how: Unpack[Tuning]) -> nn.Module:
     """Fine-tune the last layer."""
     model = _copy(model)
-    return train_on(model, x, y, epochs=epochs, lr=lr, seed=seed, watch=watch, layer=last_layer(model))
+    return train_on(model, x, y, **how, layer=last_layer(model))
 
 
-def rtal(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int, watch: Watch) -> nn.Module:
+def rtal(model: nn.Module, x: Tensor, y: Tensor, **how: Unpack[Tuning]) -> nn.Module:
     """Draw the last layer anew, train all layers."""
-    return train_on(_reset_last(model, seed), x, y, epochs=epochs, lr=lr, seed=seed, watch=watch)
+    return train_on(_reset_last(model, how["seed"]), x, y, **how)
 
 
-def rtll(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int, watch: Watch) -> nn.Module:
-    """Draw the last layer anew, train it alone."""
-    model = _reset_last(model, seed)
-    return train_on(model, x, y, epochs=epochs, lr=lr, seed=seed, watch=watch, layer=last_layer(model))
+def rtll(model: nn.Module, x: Tensor, y: Tensor, **how: Unpack[Tuning]) -> nn.Module:
+    """Draw the last layer anew, train only this layer."""
+    model = _reset_last(model, how["seed"])
+    return train_on(model, x, y, **how, layer=last_layer(model))
 
 
 def adversarial_training(
@@ -51,37 +52,32 @@ def adversarial_training(
     x: Tensor,
     y: Tensor,
     *,
-    epochs: int,
-    lr: float,
-    seed: int,
-    watch: Watch,
     eps: float = 8 / 255,
     steps: int = 5,
+    **how: Unpack[Tuning],
 ) -> nn.Module:
     """Fine-tune on PGD examples within linf `eps`."""
     threat = Linf(eps)
 
     def change(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        noise = Noise.for_batch(seed, len(x), x.device)
+        noise = Noise.for_batch(how["seed"], len(x), x.device)
         return perturb(model, x, y, threat, noise=noise, steps=steps, step_size=2.5 * eps / steps)
 
-    return train_on(_copy(model), x, y, epochs=epochs, lr=lr, seed=seed, watch=watch, change=change)
+    return train_on(_copy(model), x, y, **how, change=change)
 
 
-def quantise(
-    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int, watch: Watch, bits: int = 4
-) -> nn.Module:
+def quantise(model: nn.Module, x: Tensor, y: Tensor, *, bits: int = 4, **how: Unpack[Tuning]) -> nn.Module:
     """Fine-tune, then round the weights of each layer to 2^bits values between its least and its largest."""
     if bits < 1:
         raise InputError(f"bits must be at least 1, got {bits}")
-    model = train_on(_copy(model), x, y, epochs=epochs, lr=lr, seed=seed, watch=watch)
+    model = train_on(_copy(model), x, y, **how)
     with torch.no_grad():
         for weight in matrices(model):
             low, high = weight.double().min(), weight.double().max()
             step = (high - low) / (2**bits - 1)
             if float(step) > 0:
                 weight.copy_(low + ((weight.double() - low) / step).round() * step)
-    watch(model)
+    how["watch"](model)
     return model
 
 
@@ -112,35 +108,24 @@ def prune(
     return model
 
 
-def shift(
-    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int, watch: Watch, scale: float = 1.0
-) -> nn.Module:
+def shift(model: nn.Module, x: Tensor, y: Tensor, *, scale: float = 1.0, **how: Unpack[Tuning]) -> nn.Module:
     """Add to each filter a random number, `scale` times the filter's standard deviation, then fine-tune."""
-    model, generator = _copy(model), torch.Generator().manual_seed(seed)
+    model, generator = _copy(model), torch.Generator().manual_seed(how["seed"])
     with torch.no_grad():
         for weight in matrices(model):
             rows = weight.flatten(1)
             spread = rows.std(1, unbiased=False)
             amount = scale * spread * torch.randn(len(rows), generator=generator).to(spread)
             weight.add_(amount.view(-1, *[1] * (weight.ndim - 1)))
-    return train_on(model, x, y, epochs=epochs, lr=lr, seed=seed, watch=watch)
+    return train_on(model, x, y, **how)
 
 
 def distil(targets: Targets, *, weight_decay: float = 0.0) -> Attack:
     """Distillation: `fine_tune` with the answers of the stolen model, and weight decay in the first fifth of epochs."""
 
-    def attack(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, seed: int, watch: Watch) -> nn.Module:
-        return fine_tune(
-            model,
-            x,
-            targets=targets,
-            lr=lr,
-            epochs=epochs,
-            weight_decay=weight_decay,
-            decay_epochs=-(-epochs // 5),
-            seed=seed,
-            watch=watch,
-        )
+    def attack(model: nn.Module, x: Tensor, y: Tensor, **how: Unpack[Tuning]) -> nn.Module:
+        first = -(-how["epochs"] // 5)
+        return fine_tune(model, x, targets=targets, weight_decay=weight_decay, decay_epochs=first, **how)
 
     return attack
 

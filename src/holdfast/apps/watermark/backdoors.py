@@ -2,19 +2,20 @@
 
 Neural Cleanse (Wang et al., "Neural Cleanse: identifying and mitigating backdoor attacks in neural networks", 2019)
 looks, for each class, for the smallest patch that sends clean images to it. A class with an unusually small patch is
-taken for that of a backdoor, which is unlearnt with patched images and their right labels. Neural Laundering (Aiken et
+taken to have a backdoor, which is unlearnt with patched images and their right labels. Neural Laundering (Aiken et
 al., "Neural network laundering: removing black-box backdoor watermarks from deep neural networks", 2021) first resets
 the hidden units that the patch excites.
 """
 
 import copy
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.apps.watermark.adversaries import Watch, train_on
+from holdfast.apps.watermark.adversaries import Tuning, train_on
 from holdfast.apps.watermark.anatomy import last_layer
 from holdfast.attacks.core.gradients import frozen
 from holdfast.errors import InputError
@@ -50,7 +51,7 @@ def reconstruct(
     outlier: float = 2.0,
     seed: int = 0,
 ) -> Patches:
-    """Minimises cross-entropy to class k + weight |mask|_1 over mask and pattern, all classes at once.
+    """Minimise cross-entropy to class k + weight |mask|_1 over mask and pattern, all classes at once.
 
     Args:
         model: in eval mode, on images.
@@ -88,18 +89,15 @@ def neural_cleanse(
     x: Tensor,
     y: Tensor,
     *,
-    epochs: int,
-    lr: float,
-    seed: int,
-    watch: Watch,
     inputs: int = 64,
     share: float = 0.2,
     steps: int = 100,
+    **how: Unpack[Tuning],
 ) -> nn.Module:
-    """Fine-tunes with the reconstructed patches on the `share` of each batch, with the right labels."""
+    """Fine-tune with the reconstructed patches on the `share` of each batch, with the right labels."""
     model = copy.deepcopy(model).eval().requires_grad_(True)
-    patches = reconstruct(model, x[:inputs], steps=steps, seed=seed)
-    return _unlearn(model, patches, x, y, epochs=epochs, lr=lr, seed=seed, watch=watch, share=share)
+    patches = reconstruct(model, x[:inputs], steps=steps, seed=how["seed"])
+    return _unlearn(model, patches, x, y, share, **how)
 
 
 def neural_laundering(
@@ -107,38 +105,26 @@ def neural_laundering(
     x: Tensor,
     y: Tensor,
     *,
-    epochs: int,
-    lr: float,
-    seed: int,
-    watch: Watch,
     inputs: int = 64,
     share: float = 0.2,
     steps: int = 100,
     reset: float = 0.1,
+    **how: Unpack[Tuning],
 ) -> nn.Module:
-    """Neural Cleanse after the head was cut off from the `reset` share of hidden units that the patches excite most."""
+    """Cut the head off from the `reset` share of hidden units that the patches excite most, then as Neural Cleanse."""
     model = copy.deepcopy(model).eval().requires_grad_(True)
-    patches = reconstruct(model, x[:inputs], steps=steps, seed=seed)
+    patches = reconstruct(model, x[:inputs], steps=steps, seed=how["seed"])
     head = last_layer(model)
     with torch.no_grad():
         clean = _hidden(model, x[:inputs], head)
         excess = torch.stack([_hidden(model, patches.put(x[:inputs], k), head) - clean for k in patches.suspects])
         units = excess.mean((0, 1)).argsort(descending=True)[: round(reset * head.in_features)]
         head.weight[:, units] = 0
-    return _unlearn(model, patches, x, y, epochs=epochs, lr=lr, seed=seed, watch=watch, share=share)
+    return _unlearn(model, patches, x, y, share, **how)
 
 
 def _unlearn(
-    model: nn.Module,
-    patches: Patches,
-    x: Tensor,
-    y: Tensor,
-    *,
-    epochs: int,
-    lr: float,
-    seed: int,
-    watch: Watch,
-    share: float,
+    model: nn.Module, patches: Patches, x: Tensor, y: Tensor, share: float, **how: Unpack[Tuning]
 ) -> nn.Module:
     def change(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x, count = x.clone(), round(share * len(x))
@@ -147,7 +133,7 @@ def _unlearn(
             x[rows] = patches.put(x[rows], k)
         return x
 
-    return train_on(model, x, y, epochs=epochs, lr=lr, seed=seed, watch=watch, change=change)
+    return train_on(model, x, y, change=change, **how)
 
 
 def _hidden(model: nn.Module, x: Tensor, head: nn.Linear) -> Tensor:

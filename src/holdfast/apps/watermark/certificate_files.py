@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from holdfast.apps.watermark.certify import WatermarkCertificate, noisy_accuracies
+from holdfast.apps.watermark.certificate import WatermarkCertificate, noisy_accuracies
 from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.errors import InputError, StorageError
 from holdfast.training.folder import write_text

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.apps.watermark.adversaries import drift
-from holdfast.apps.watermark.certify import noisy_accuracies, trigger_accuracy
+from holdfast.apps.watermark.certificate import noisy_accuracies, trigger_accuracy
 from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.errors import InputError
 
@@ -40,10 +40,10 @@ class Snapshot:
     """The state of an attack after an epoch.
 
     Attributes:
-        epoch: 0 is the stolen model.  seconds: of the attack so far, without what the measuring takes.
+        epoch: 0 is the stolen model.  seconds: time of the attack so far, without the measuring.
         test_accuracy: on clean test data.
         black_box: trigger accuracy.  white_box: its median over noisy copies of the weights.
-        distance: of the weights from the owner's.  buffer_distance: that of the buffers.
+        distance: l2 distance from the owner's weights.  buffer_distance: the same for the buffers.
     """
 
     epoch: int
@@ -56,17 +56,17 @@ class Snapshot:
 
 
 class AttackLog:
-    """Measures a model whenever it is shown one; `watch` is what the attacks take."""
+    """A log that measures a model whenever it is shown one; `watch` is what the attacks take."""
 
     def __init__(
         self, model: nn.Module, x: Tensor, y: Tensor, triggers: TriggerSet, *, sigma: float, n: int = 100, seed: int = 0
     ) -> None:
-        """Measures the owner's model first, before any attack.
+        """Measure the owner's model first, before any attack.
 
         Args:
             model: the owner's, in eval mode; a copy is kept.
             x: test inputs (N, ...).  y: their labels (N,).
-            sigma, n, seed: of the noisy copies for white-box verification.
+            sigma, n, seed: noise, number and seed of the copies for white-box verification.
         """
         if len(x) == 0:
             raise InputError("there must be test inputs to measure the accuracy on")
@@ -79,7 +79,7 @@ class AttackLog:
         self._since = time.perf_counter()
 
     def watch(self, model: nn.Module) -> None:
-        """Adds a row."""
+        """Add a row."""
         self._spent += time.perf_counter() - self._since
         self.rows.append(self._measure(model, self._spent))
         self._since = time.perf_counter()

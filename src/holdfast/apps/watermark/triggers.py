@@ -73,10 +73,10 @@ def content_triggers(
     """A text in the upper left corner of ordinary images.
 
     Args:
-        source: ordinary images, not those that the model is tested on.  classes: of the task.
-        label: that of all triggers, taken by no image of its own class; None draws one for each.
+        source: ordinary images that the model is not tested on.  classes: number of classes of the task.
+        label: the label of all triggers, taken by no image of its own class; None draws one for each.
         count: how many.  seed: chooses the images and random labels.
-        text: letters, digits, spaces and hyphens, 4 pixels wide each and 5 high.  level: of its pixels, in [0, 1].
+        text: letters, digits, spaces and hyphens, 4 pixels wide each and 5 high.  level: value of its pixels.
     """
     if not 0 <= level <= 1:
         raise InputError(f"level is a pixel value in [0, 1], got {level}")
@@ -155,7 +155,7 @@ def draw_text(text: str) -> Tensor:
 
 
 def save_triggers(triggers: TriggerSet, path: str | Path, *, force: bool = False) -> Path:
-    """Writes a .npz file that `load_triggers` reads; an older file is kept unless `force`."""
+    """Write a .npz file that `load_triggers` reads; keep an older file unless `force`."""
     path = Path(path)
     if path.suffix != ".npz":
         raise InputError(f"trigger sets are saved as .npz, got '{path}'")

@@ -29,12 +29,12 @@ class BoundarySearch:
     """How the nearest boundary is looked for.
 
     Attributes:
-        norm: of the distance: "l2", or "linf".
+        norm: measures the distance: "l2" or "linf".
         budgets: radii that projected gradient ascent tries, increasing, in the input's unit. What lies beyond the last
             one counts as not found.
-        steps: of each ascent, from x in steps of 2 * budget / steps; 0 to leave the ascents out.
-        attacks: minimum-norm attacks, of those that `hf.nearest` knows.
-        options: of the attacks, by name, where they differ from the defaults.
+        steps: steps of each ascent, which starts at x and moves by 2 * budget / steps; 0 to leave the ascents out.
+        attacks: minimum-norm attacks that `hf.nearest` knows.
+        options: options of the attacks, by name, where they differ from the defaults.
         starts: random points around x, within the distance known, from which projections look for other boundaries.
         refine: projections from each point; 0 leaves the attack's point as it is.
     """
@@ -71,7 +71,7 @@ PUBLISHED = BoundarySearch(
 )
 """The search of Wang, Fredrikson and Datta (2022) for standard models, with their step size of CW, 0.01.
 
-They count points of CW up to a distance of 1.0 and those of the ascents up to 1.1; here both count up to 1.1.
+They count points of CW up to a distance of 1.0, and points of the ascents up to 1.1; here both count up to 1.1.
 """
 
 

@@ -101,7 +101,7 @@ def _branch(
     move: Array,
     best: _Best,
 ) -> None:
-    """Explores all inputs x + d with g d >= h, of which `move` is the nearest.
+    """Explore all inputs x + d with g d >= h; `move` is the nearest of them.
 
     Args:
         slope, value: the input of the first layer of `layers`, as an affine function slope d + value of d.

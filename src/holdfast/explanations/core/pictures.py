@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from holdfast.errors import InputError, StorageError, did_you_mean
 from holdfast.explanations import explain
 from holdfast.utils.png import data_uri, encode_png
+from holdfast.utils.svg import figure, text
 
 Style = Literal["overlay", "signed", "heat"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -111,8 +112,8 @@ def methods_figure(
 
     Args:
         x: images, (B, C, H, W).  y: classes, (B,).
-        names: of the inputs.
-        options: of the methods, by their name.
+        names: titles of the inputs.
+        options: options for each method, by its name.
     """
     found = {name: explain(model, x, y, name, **(options or {}).get(name, {})) for name in methods}
     return _rows(x, {name: result.attribution for name, result in found.items()}, style, names)
@@ -163,18 +164,14 @@ def figure_svg(rows: Sequence[Sequence[Panel]], *, title: str = "Explanations") 
     height, width = _cell([[enlarge(panel.image) for panel in row] for row in rows])
     columns, line = max(map(len, rows)), height + HEAD + GAP
     size = columns * (width + GAP) + GAP, len(rows) * line + GAP
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" width="{size[0]}" '
-        f'font-family="sans-serif" font-size="12" role="img" aria-label="{escape(title)}">',
-        f'<rect width="{size[0]}" height="{size[1]}" fill="#ffffff"/>',
-    ]
+    parts = []
     for i, row in enumerate(rows):
         for j, panel in enumerate(row):
             left, top = GAP + j * (width + GAP), GAP + i * line
             shown = f'x="{left}" y="{top + HEAD}" width="{width}" height="{height}" style="image-rendering: pixelated"'
-            parts.append(f'<text x="{left}" y="{top + 14}">{escape(panel.title)}</text>')
+            parts.append(text(left, top + 14, panel.title))
             parts.append(f'<image {shown} href="{data_uri(panel.image)}"><title>{escape(panel.title)}</title></image>')
-    return "\n".join([*parts, "</svg>\n"])
+    return figure(parts, *size, title=title, fixed=True)
 
 
 def _cell(pictures: Sequence[Sequence[Image]]) -> tuple[int, int]:
@@ -186,7 +183,7 @@ def _cell(pictures: Sequence[Sequence[Image]]) -> tuple[int, int]:
 
 
 def save_figure(rows: Sequence[Sequence[Panel]], path: Path, *, title: str = "Explanations") -> None:
-    """Writes the panels as .png or .svg, by the ending of the path; the folder is made when missing."""
+    """Write the panels as .png or .svg, by the ending of the path; make the folder if it is missing."""
     if path.suffix not in (".png", ".svg"):
         raise InputError(f"a picture must end in .png or .svg, got '{path}'")
     content = figure_png(rows) if path.suffix == ".png" else figure_svg(rows, title=title).encode()

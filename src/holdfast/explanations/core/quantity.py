@@ -11,6 +11,7 @@ from holdfast.attacks.core.gradients import input_gradient, look
 from holdfast.checks import check_labels
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
+from holdfast.utils.reference import is_reference
 
 Quantity = Literal["logit", "probability", "margin"]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -72,6 +73,14 @@ def value(quantity: Quantity) -> Callable[[Tensor, Tensor], Tensor]:
     return of
 
 
+@torch.no_grad()
+def predicted(model: nn.Module, x: Tensor, y: Tensor, chunk: int) -> Tensor:
+    """The predicted classes, (B,); refuse outputs that are no logits, and labels beyond them."""
+    logits = torch.cat([model(part) for part in x.split(chunk)])
+    check_outputs(logits, y)
+    return logits.argmax(1)
+
+
 def one_hot(logits: Tensor, y: Tensor) -> Tensor:
     """The gradient of z_y for the logits, (B, K)."""
     return torch.zeros_like(logits).scatter_(1, y.unsqueeze(1), 1.0)
@@ -79,7 +88,8 @@ def one_hot(logits: Tensor, y: Tensor) -> Tensor:
 
 def gradients_at(model: nn.Module, points: Tensor, y: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
     """Gradient (shape of the points) and value (B,) of the quantity at (B, ...) points, in chunks."""
-    of, slope = value(setting.quantity), one_hot if setting.quantity == "logit" else None
+    of, quick = value(setting.quantity), setting.quantity == "logit" and not is_reference()
+    slope = one_hot if quick else None
     if 0 < len(points) <= setting.chunk:
         return input_gradient(model, points, y, of, slope)[:2]
     parts = [

@@ -29,7 +29,7 @@ METHODS: dict[str, dict[str, Any]] = {"saliency": {}, "integrated-gradients": {"
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """How an attribution A lies on a mask M, for each input; (B,) each, NaN where it is not defined.
+    """How well an attribution A overlaps a mask M, for each input; (B,) each, NaN where it is not defined.
 
     Attributes:
         precision: sum of A+ M over sum of A+: the share of what speaks for the class that lies inside.
@@ -83,8 +83,8 @@ class Mean:
         mean: NaN where no input has a score.
         error: standard error of the mean.
         count: inputs with a score.
-        interval: 95 % interval of the mean: 1.96 standard errors to both sides; of a share of the inputs, the exact one
-            of Clopper and Pearson.
+        interval: 95 % interval of the mean: 1.96 standard errors to both sides, or Clopper and Pearson's exact interval
+            if the mean is a share of the inputs.
     """
 
     mean: float
@@ -108,7 +108,7 @@ class Locality:
     """Locality of a model over a data set.
 
     Attributes:
-        scores: of each input; NaN where it was set aside.
+        scores: one entry for each input; NaN where it was set aside.
         means: by name of the score.
         explanation: what was scored.
         problem: why an input was set aside, for each input; empty where it was not.
@@ -150,7 +150,7 @@ def locality(
     per_channel: bool = False,
     **options: Any,
 ) -> Locality:
-    """Scores the explanations of a data set against boxes or masks.
+    """Score the explanations of a data set against boxes or masks.
 
     Inputs with a bad box, without one, or with one that covers `max_area` of the image or more are set aside, each with
     its reason; so are explanations that are not finite. Inputs whose explanation is a fallback count.
@@ -158,7 +158,7 @@ def locality(
     Args:
         x: images, (N, C, H, W).  y: classes, (N,).
         where: boxes (N, 4), masks (N, H, W) of bool, or a table from `read_boxes`.
-        method: of `hf.explain`, with its `options`.
+        method: a method of `hf.explain`; `options` go to it.
     """
     masks = masks_for(where, x, max_area=max_area)
     explanation = explain(model, x, y, method, **options)
@@ -193,7 +193,7 @@ def protocol(
     Args:
         models: by name.
         threat: what the models are attacked with, by the cascade.
-        methods: of `hf.explain`, with their options.
+        methods: methods of `hf.explain`, with their options.
         floor: also a copy of the first model with random weights, "random weights": what chance gives.
     """
     chosen = methods if isinstance(methods, Mapping) else {name: METHODS.get(name, {}) for name in methods}

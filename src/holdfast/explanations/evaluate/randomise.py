@@ -21,7 +21,7 @@ class Randomised:
 
     Attributes:
         layers: names of the layers randomised at each stage; none at stage 0.
-        correlation: (stages, B) Spearman's rank correlation of the absolute values with those of the intact model.
+        correlation: (stages, B) Spearman's rank correlation of the absolute values with the intact model's.
         compared: (B,) share of the values that were compared; the others are zero at every stage.
     """
 
@@ -40,7 +40,7 @@ def randomised(
     seed: int = 0,
     **options: Any,
 ) -> Randomised:
-    """Explains the same inputs by ever more random models; the model itself is not changed.
+    """Explain the same inputs by ever more random models; the model itself is not changed.
 
     Weights become normal random numbers with the norm that the tensor had, so that activations keep their size. Methods
     that look for a boundary look for the boundary of the randomised model. An explanation that passes ends near
@@ -48,12 +48,12 @@ def randomised(
 
     Values whose attribution is exactly zero at every stage are not compared. They are zero whatever the weights are:
     a method that multiplies by x - b gives nothing to the pixels that equal the baseline b. On digits those are most
-    pixels, all tied at the lowest rank, and alone they held the correlation of two unrelated models above 0.9. What is
+    pixels, all tied at the lowest rank: they held the correlation of two unrelated models above 0.9. What is
     left still holds the factor x - b, which no weights change; such methods may end well above 0.
 
     Args:
         x: inputs, (B, ...).  y: classes, (B,).
-        method: of `hf.explain`, with its `options`.
+        method: a method of `hf.explain`; `options` go to it.
         at_once: layers randomised at each stage.
     """
     if at_once < 1:

@@ -16,7 +16,7 @@ from holdfast.checks import check_task
 from holdfast.errors import InputError
 from holdfast.explanations import explain
 from holdfast.explanations.core.boundary import BoundarySearch, nearest_boundary
-from holdfast.explanations.core.quantity import Quantity, Setting, gradients_at, value
+from holdfast.explanations.core.quantity import Quantity, Setting, gradients_at, predicted, value
 from holdfast.explanations.evaluate.trust import setting_for
 from holdfast.random import Noise
 from holdfast.threats import L2, Linf, norm_2
@@ -51,14 +51,14 @@ def explanation_attack(
     seed: int = 0,
     chunk: int = 256,
 ) -> ExplanationAttack:
-    """Looks for the point of the threat set whose saliency is least like that of x, by ascent on |A(x') - A(x)|_2.
+    """Find the point of the threat set whose saliency differs most from A(x), by ascent on |A(x') - A(x)|_2.
 
-    The ascent needs second derivatives. A ReLU network has none of its logits: there the steps are random, as in a
-    random search; its "probability" has some.
+    The ascent needs second derivatives. The logits of a ReLU network have none: there the steps are random, as in a
+    random search. Its "probability" has some.
 
     Args:
         threat: an L2 or Linf ball; distances are measured in its norm.
-        steps: of each run, of a tenth of the budget.
+        steps: steps in each run, each a tenth of the budget.
         restarts: runs, from random points.
         keep_class: count only points that are classified as x is; Ghorbani, Abid and Zou, "Interpretation of neural
             networks is fragile", 2019.
@@ -143,7 +143,7 @@ def alignment(
     check_task(model, x, y, Linf(0.0), chunk=chunk)
     x = x.detach()
     with frozen(model):
-        label = torch.cat([model(part).argmax(1) for part in x.split(chunk)])
+        label = predicted(model, x, y, chunk)
         setting = setting_for(x, seed=seed, chunk=chunk)
         found = nearest_boundary(model, x, setting, search or BoundarySearch())
         at_x, at_b = (gradients_at(model, p, label, setting)[0] for p in (x, found.x_adv))
@@ -193,7 +193,7 @@ def normal_bound(
         setting_for(x, seed=seed, chunk=chunk),
     )
     with frozen(model):
-        label = torch.cat([model(part).argmax(1) for part in x.split(chunk)])
+        label = predicted(model, x, y, chunk)
         first, _ = gradients_at(model, x, label, setting)
         for k in range(samples):
             noise = setting.noise.fork(k)

@@ -66,7 +66,7 @@ def infd(
         moves: "noise": N(0, sigma^2 I). "path": uniform on the segment from x to `towards`. "end": the one move from x
             to `towards`, such as the boundary; the average gradient between the two then scores zero.
         towards: shape of x; for "path" and "end".
-        sigma: of the noise.
+        sigma: standard deviation of the noise.
         samples: moves for each input.
     """
     if moves not in MOVES:
@@ -104,7 +104,7 @@ def sensitivity(
     worst case that an attack finds see `stability.explanation_attack`.
 
     Args:
-        method: of `hf.explain`, with its `options`.
+        method: a method of `hf.explain`; `options` go to it.
     """
     first = explain(model, x, y, method, seed=seed, **options).attribution
     worst, noise = x.new_zeros(len(x)), Noise.for_batch(seed, len(x), x.device)
@@ -131,7 +131,7 @@ class Curve:
 
 
 def deletion(model: nn.Module, x: Tensor, y: Tensor, attribution: Tensor, **options: Any) -> Curve:
-    """Takes features away, the highest attribution first; see `_curve` for the options `steps`, `baseline`, `quantity`.
+    """Take features away, the highest attribution first; see `_curve` for the options `steps`, `baseline`, `quantity`.
 
     Petsiuk, Das and Saenko, "RISE: randomized input sampling for explanation of black-box models", 2018. Pixels are
     ranked by the sum of their channels.
@@ -140,7 +140,7 @@ def deletion(model: nn.Module, x: Tensor, y: Tensor, attribution: Tensor, **opti
 
 
 def insertion(model: nn.Module, x: Tensor, y: Tensor, attribution: Tensor, **options: Any) -> Curve:
-    """Puts features in, the highest attribution first; options as for `deletion`, but the baseline is "blurred"."""
+    """Put features in, the highest attribution first; options as for `deletion`, but the baseline is "blurred"."""
     return _curve(
         model, x, y, attribution, insert=True, **{"baseline": "blurred" if x.ndim == 4 else "black", **options}
     )

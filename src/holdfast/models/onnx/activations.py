@@ -21,7 +21,7 @@ def _gelu(node: Node) -> nn.Module:
 def _hard_sigmoid(node: Node) -> nn.Module:
     alpha, beta = node.attributes.get("alpha", 0.2), node.attributes.get("beta", 0.5)
     if abs(alpha - 1 / 6) > 1e-6 or beta != 0.5:
-        raise node.unsupported(f"alpha={alpha:g} and beta={beta:g}; expected those of torch, 1/6 and 1/2")
+        raise node.unsupported(f"alpha={alpha:g} and beta={beta:g}; expected torch's, 1/6 and 1/2")
     return nn.Hardsigmoid()
 
 

@@ -44,7 +44,7 @@ def _scores(name: str, made_by: dict[str, NodeProto], graph: GraphProto) -> tupl
         if node.op_type in _ORDER or _divides_by_size(node):
             name = node.input[0]
         elif node.op_type == "ArrayFeatureExtractor" and inner is not None and inner.op_type == "LinearClassifier":
-            name = node.input[0]  # the score of class 1 alone; that of class 0 is its negative
+            name = node.input[0]  # only the score of class 1; the score of class 0 is its negative
         elif (score := _before_sigmoid(node, made_by, graph)) is not None:
             return score, True
         else:

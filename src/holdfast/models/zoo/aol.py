@@ -15,8 +15,6 @@ them, and D has an entry for each. The layer as built reads part of that map, ze
 result: a submatrix, with a norm that is not larger.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -25,8 +23,9 @@ from holdfast.errors import InputError
 from holdfast.models.catalog import Shape
 from holdfast.models.catalog import add_architecture as add
 from holdfast.models.layers import MinMax
-from holdfast.models.zoo.liresnet import NormalizedLinear
-from holdfast.models.zoo.plain import Layer, need_image
+from holdfast.models.zoo.liresnet import NormalizedLinear, OrthogonalLinear
+from holdfast.models.zoo.plain import Conv, check_conv, need_image, need_room
+from holdfast.utils.options import Even
 
 SMALLEST = 1e-12
 """Of the sums under the root: columns of zero stay zero, and their gradients finite. D only gets smaller by it."""
@@ -58,26 +57,18 @@ def aol_kernel(weight: Tensor, stride: int = 1) -> Tensor:
     return weight * scale.view(channels, s, s).repeat(1, taps, taps)[:, :k, :k]
 
 
-# For torch.fx: depend on weights alone, and are to be called, not looked into.
+# For torch.fx: these depend only on weights, and are called, not looked into.
 fx.wrap("aol_dense")
 fx.wrap("aol_kernel")
 
 
-class AOLLinear(nn.Module):
+class AOLLinear(OrthogonalLinear):
     """Dense layer of norm at most 1, (B, inputs) -> (B, outputs); see the top of this file.
 
     >>> layer = AOLLinear(3, 2)
     >>> bool(torch.linalg.matrix_norm(aol_dense(layer.weight), 2) <= 1 + 1e-6)
     True
     """
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(outputs, inputs)))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-
-    def extra_repr(self) -> str:
-        return f"{self.weight.shape[1]}, {self.weight.shape[0]}"
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, aol_dense(self.weight), self.bias)
@@ -120,8 +111,8 @@ def aol_cnn(
     input_shape: Shape,
     classes: int,
     *,
-    layers: Sequence[Layer] = ((16, 4, 2, 1), (32, 4, 2, 1)),
-    hidden: Sequence[int] = (100,),
+    layers: tuple[Conv, ...] = ((16, 4, 2, 1), (32, 4, 2, 1)),
+    hidden: tuple[Even, ...] = (100,),
 ) -> nn.Sequential:
     """AOL convolutions, AOL dense layers, logits with rows of norm one; MinMax after every layer but the last.
 
@@ -137,29 +128,19 @@ def aol_cnn(
     channels, height, width = need_image(input_shape)
     modules: list[nn.Module] = []
     for index, layer in enumerate(layers):
-        if isinstance(layer, str) or len(layer) != 4 or min(layer[:3]) < 1 or layer[3] < 0:
-            raise InputError(f"a layer must be (channels, kernel size, stride, padding), got {layer!r}")
-        out, kernel, stride, padding = layer
-        modules += [AOLConv2d(channels, _even(out), kernel, stride, padding), MinMax()]
+        out, kernel, stride, padding = check_conv(layer)
+        if out % 2:
+            raise InputError(f"MinMax sorts pairs: all channels must be even, got {out}")
+        modules += [AOLConv2d(channels, out, kernel, stride, padding), MinMax()]
         channels = out
         height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
-        if min(height, width) < 1:
-            raise InputError(
-                f"input_shape {tuple(input_shape)} is too small: nothing is left of the image after layer {index} "
-                f"({layer}); give a larger image or fewer layers"
-            )
+        need_room(input_shape, height, width, f"layer {index} ({layer})")
     modules.append(nn.Flatten())
     features = channels * height * width
     for size in hidden:
-        modules += [AOLLinear(features, _even(size)), MinMax()]
+        modules += [AOLLinear(features, size), MinMax()]
         features = size
     return nn.Sequential(*modules, NormalizedLinear(features, classes))
-
-
-def _even(size: int) -> int:
-    if size < 2 or size % 2:
-        raise InputError(f"MinMax sorts pairs: all widths must be even and at least 2, got {size}")
-    return size
 
 
 add(

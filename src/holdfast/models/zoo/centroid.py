@@ -1,4 +1,4 @@
-"""Centroid networks: the class is that of the nearest centroid in feature space, and too close a call is no answer.
+"""Centroid networks: the nearest centroid in feature space gives the class, and too close a call is no answer.
 
 With d_1 the distance from the features to the nearest centroid, and d_2 to the nearest one of another class, the answer
 is given if and only if
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from holdfast.errors import InputError
 from holdfast.models.catalog import add_architecture as add
 from holdfast.models.catalog import get_architecture, make_model, record_architecture
+from holdfast.utils.options import Count, Unit
 
 _NAME = "centroid"
 
@@ -98,7 +99,7 @@ class CentroidNet(nn.Module):
             raise InputError(f"eta must be a number between 0 and 1, or None, got {eta!r}")
         self.body, self.head, self.eta = body, head, None if eta is None else float(eta)
         made = get_architecture(body)
-        # The options of the network hold those of its body, so that there is no way to write a nested one down.
+        # The options of the network hold its body's options, so that there is no way to write a nested one down.
         if made is not None and not _KEYS & set(made[1]):
             classes, per_class, features = head.weight.shape
             own = {"body": made[0], "features": features, "per_class": per_class, "eta": self.eta, "classes": classes}
@@ -186,9 +187,9 @@ def prototypes(net: CentroidNet, x: Tensor, examples: Tensor, *, count: int = 3,
 def centroid(
     *,
     body: str = "2c2f-minmax",
-    features: int = 64,
-    per_class: int = 1,
-    eta: float | None = None,
+    features: Count = 64,
+    per_class: Count = 1,
+    eta: Unit | None = None,
     classes: int | None = None,
     **options: Any,
 ) -> CentroidNet:
@@ -200,7 +201,7 @@ def centroid(
         per_class: centroids of each class.
         eta: see `CentroidNet`.
         classes: number of classes; by default 10.
-        options: of the body, for `make_model`: input_shape, normalize and those of the architecture.
+        options: passed to `make_model` for the body: input_shape, normalize and options of its architecture.
     """
     network = make_model(body, classes=features, **options)
     return CentroidNet(network, Centroid(10 if classes is None else classes, features, per_class=per_class), eta=eta)

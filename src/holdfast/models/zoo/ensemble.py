@@ -11,6 +11,7 @@ from torch.nn.functional import log_softmax
 from holdfast.errors import InputError
 from holdfast.models.catalog import Normalization, get_architecture, make_model, record_architecture
 from holdfast.models.catalog import add_architecture as add
+from holdfast.utils.options import Count
 
 _NAME = "ensemble"
 
@@ -38,7 +39,7 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
         recipes = [get_architecture(member) for member in members]
         first = recipes[0]
-        # The options of an ensemble hold those of its members, so that there is no way to write a nested one down.
+        # The options of an ensemble hold its members' options, so that there is no way to write a nested one down.
         if first is not None and first[0] != _NAME and all(recipe == first for recipe in recipes):
             record_architecture(self, _NAME, {"of": first[0], "members": len(members), **first[1]})
 
@@ -48,7 +49,7 @@ class Ensemble(nn.Module):
 
 
 def ensemble(
-    *, of: str = "small-star", members: int = 3, normalize: Normalization | None = None, **options: Any
+    *, of: str = "small-star", members: Count = 3, normalize: Normalization | None = None, **options: Any
 ) -> Ensemble:
     """Members of one architecture, each with weights of its own.
 
@@ -56,10 +57,8 @@ def ensemble(
         of: name of the architecture.
         members: how many.
         normalize: (mean, std) of a `Normalize` layer in front of every member.
-        options: of the members, for `make_model`: input_shape, classes and those of the architecture.
+        options: passed to `make_model` for the members: input_shape, classes and options of their architecture.
     """
-    if not isinstance(members, int) or members < 1:
-        raise InputError(f"members must be an integer >= 1, got {members!r}")
     if of == _NAME:
         raise InputError("an ensemble is made of single models; give of= another name and raise members= instead")
     return Ensemble([make_model(of, normalize=normalize, **options) for _ in range(members)])

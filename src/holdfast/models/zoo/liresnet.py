@@ -1,12 +1,11 @@
 """Networks for certificates by Lipschitz constants: LiResNet, and plain stacks with MinMax.
 
-The constant of a network is a product over its layers, and tight only if that of every layer is. MinMax keeps the norm
-of gradients, and orthogonal weights start with the norm one in all directions. A residual branch with an activation
-would cost 1 + K_branch; a block of LiResNet is linear, so that skip and branch are one convolution with one norm.
+The constant of a network is a product over its layers, and tight only if every layer's constant is. MinMax keeps the
+norm of gradients, and orthogonal weights start with the norm one in all directions. A residual branch with an
+activation would cost 1 + K_branch; a block of LiResNet is linear: skip and branch are one convolution with one norm.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from holdfast.models.catalog import Shape
 from holdfast.models.catalog import add_architecture as add
 from holdfast.models.layers import MinMax
 from holdfast.models.zoo.plain import Layer, cnn, need_image
+from holdfast.utils.options import Count, Even
 
 
 class LinearResidual(nn.Module):
@@ -24,7 +24,7 @@ class LinearResidual(nn.Module):
 
     Args:
         channels: in and out.
-        scale: of the branch; 1 / sqrt(number of blocks).
+        scale: factor of the branch; 1 / sqrt(number of blocks).
     """
 
     def __init__(self, channels: int, scale: float) -> None:
@@ -43,8 +43,8 @@ class LinearResidual(nn.Module):
         return F.conv2d(x, identity + gain[:, None, None, None] * self.weight, gain * self.bias, padding=1)
 
 
-class NormalizedLinear(nn.Module):
-    """Dense layer with rows of norm one: the size of the weights cannot be traded against margins."""
+class OrthogonalLinear(nn.Module):
+    """Weights of a dense layer that start orthogonal; what `forward` makes of them is up to the layers below."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -54,6 +54,10 @@ class NormalizedLinear(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]}, {self.weight.shape[0]}"
 
+
+class NormalizedLinear(OrthogonalLinear):
+    """Dense layer with rows of norm one: the size of the weights cannot be traded against margins."""
+
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, F.normalize(self.weight, dim=1), self.bias)
 
@@ -62,10 +66,10 @@ def liresnet(
     input_shape: Shape,
     classes: int,
     *,
-    depth: int = 6,
-    width: int = 128,
-    neck: int = 2048,
-    stem: Sequence[int] = (5, 2, 2),
+    depth: Count = 6,
+    width: Even = 128,
+    neck: Even = 2048,
+    stem: tuple[int, ...] = (5, 2, 2),
 ) -> nn.Sequential:
     """Stem, `depth` linear residual blocks, a 4x4 convolution and a dense layer, normalised logits; MinMax everywhere.
 
@@ -73,14 +77,12 @@ def liresnet(
         input_shape: (C, H, W).
         classes: number of logits.
         depth: number of blocks.
-        width: channels of the blocks, even.
-        neck: width of the dense layer, even; 2048 in the tables of the thesis, 512 in an earlier version.
+        width: channels of the blocks.
+        neck: width of the dense layer; 2048 in the tables of the thesis, 512 in an earlier version.
         stem: kernel size, stride and padding of the first convolution: (5, 2, 2) for 32x32 images, (7, 4, 3) for 64x64
             and (14, 14, 0) for 224x224, which all give maps of 16x16.
     """
     channels, height, image_width = need_image(input_shape)
-    if depth < 1 or min(width, neck) < 2 or width % 2 or neck % 2:
-        raise InputError(f"a LiResNet needs depth >= 1 and even width and neck, got {depth}, {width} and {neck}")
     if len(stem) != 3 or min(stem[:2]) < 1 or stem[2] < 0:
         raise InputError(f"stem must be (kernel size, stride, padding), got {stem!r}")
     kernel, stride, padding = stem
@@ -98,12 +100,11 @@ def liresnet(
 
 
 def minmax_cnn(
-    input_shape: Shape, classes: int, *, layers: Sequence[Layer] = (), hidden: Sequence[int] = (100,)
+    input_shape: Shape, classes: int, *, layers: tuple[Layer, ...] = (), hidden: tuple[Even, ...] = (100,)
 ) -> nn.Sequential:
     """`cnn` with MinMax and orthogonal weights; options as there, widths even."""
-    widths = [*hidden, *(layer[0] for layer in layers if not isinstance(layer, str))]
-    if any(isinstance(size, int) and size % 2 for size in widths):
-        raise InputError(f"MinMax sorts pairs: all widths must be even, got {layers!r} and {hidden!r}")
+    if any(layer[0] % 2 for layer in layers if not isinstance(layer, str)):
+        raise InputError(f"MinMax sorts pairs: all channels must be even, got {layers!r}")
     model = cnn(input_shape, classes, layers=layers, hidden=hidden, activation="minmax")
     for module in model:
         _orthogonal(module)

@@ -1,6 +1,6 @@
 """Networks without skip connections: multi-layer perceptrons and stacks of convolutions, then dense layers."""
 
-from collections.abc import Sequence
+import math
 from typing import Literal
 
 from torch import nn
@@ -9,29 +9,27 @@ from holdfast.errors import InputError
 from holdfast.models.catalog import Shape
 from holdfast.models.catalog import add_architecture as add
 from holdfast.models.layers import make_activation
+from holdfast.utils.options import Count, Positive
 
-Conv = Sequence[int]
+Conv = tuple[int, ...]
 """(channels, kernel size, stride, padding); an activation follows."""
 Layer = Conv | Literal["max", "avg"]
 """A convolution, or max or average pooling with a 2x2 window and stride 2."""
 
 
 def mlp(
-    input_shape: Shape, classes: int, *, hidden: Sequence[int] = (256, 256), activation: str = "relu"
+    input_shape: Shape, classes: int, *, hidden: tuple[Count, ...] = (256, 256), activation: str = "relu"
 ) -> nn.Sequential:
     """Flatten, dense layers of `hidden` widths with an activation after each, dense layer to the logits."""
-    features = 1
-    for size in input_shape:
-        features *= size
-    return nn.Sequential(nn.Flatten(), *_dense(features, hidden, classes, activation))
+    return nn.Sequential(nn.Flatten(), *_dense(math.prod(input_shape), hidden, classes, activation))
 
 
 def cnn(
     input_shape: Shape,
     classes: int,
     *,
-    layers: Sequence[Layer] = ((16, 4, 2, 1), (32, 4, 2, 1)),
-    hidden: Sequence[int] = (100,),
+    layers: tuple[Layer, ...] = ((16, 4, 2, 1), (32, 4, 2, 1)),
+    hidden: tuple[Count, ...] = (100,),
     activation: str = "relu",
     batch_norm: bool = False,
 ) -> nn.Sequential:
@@ -48,44 +46,40 @@ def cnn(
     channels, height, width = need_image(input_shape)
     modules: list[nn.Module] = []
     for index, layer in enumerate(layers):
-        if layer in ("max", "avg"):
+        if isinstance(layer, str):
             modules.append(nn.MaxPool2d(2) if layer == "max" else nn.AvgPool2d(2))
             height, width = height // 2, width // 2
         else:
-            out, kernel, stride, padding = _check_conv(layer)
+            out, kernel, stride, padding = check_conv(layer)
             modules.append(nn.Conv2d(channels, out, kernel, stride, padding))
             if batch_norm:
                 modules.append(nn.BatchNorm2d(out))
             modules.append(make_activation(activation))
             channels = out
             height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
-        if min(height, width) < 1:
-            raise InputError(
-                f"input_shape {tuple(input_shape)} is too small: nothing is left of the image after layer {index} "
-                f"({layer}); give a larger image or fewer layers"
-            )
+        need_room(input_shape, height, width, f"layer {index} ({layer})")
     return nn.Sequential(*modules, nn.Flatten(), *_dense(channels * height * width, hidden, classes, activation))
 
 
-def lenet(input_shape: Shape, classes: int, *, width: float = 1.0) -> nn.Sequential:
+def lenet(input_shape: Shape, classes: int, *, width: Positive = 1.0) -> nn.Sequential:
     """LeNet-5 with ReLU and max pooling, every layer `width` times as wide as the original."""
-    widths = [int(size * width) for size in (6, 16, 120, 84)]
+    widths = tuple(int(size * width) for size in (6, 16, 120, 84))
     first, second = ((channels, 5, 1, 0) for channels in widths[:2])
     return cnn(input_shape, classes, layers=(first, "max", second, "max"), hidden=widths[2:])
 
 
-def padded_lenet(input_shape: Shape, classes: int, *, width: int = 16) -> nn.Sequential:
+def padded_lenet(input_shape: Shape, classes: int, *, width: Count = 16) -> nn.Sequential:
     """Two padded 5x5 convolutions with 2w and 4w channels, a dense layer of 64w."""
-    layers: Sequence[Layer] = ((2 * width, 5, 1, 2), "max", (4 * width, 5, 1, 2), "max")
+    layers: tuple[Layer, ...] = ((2 * width, 5, 1, 2), "max", (4 * width, 5, 1, 2), "max")
     return cnn(input_shape, classes, layers=layers, hidden=(64 * width,))
 
 
-def vgg16(input_shape: Shape, classes: int, *, width: int = 16) -> nn.Sequential:
+def vgg16(input_shape: Shape, classes: int, *, width: Count = 16) -> nn.Sequential:
     """The thirteen convolutions of VGG-16 with batch norm and one dense layer; 4w channels at first, 32w at last."""
     layers: list[Layer] = []
     for times, channels in ((2, 4 * width), (2, 8 * width), (3, 16 * width), (3, 32 * width), (3, 32 * width)):
         layers += [(channels, 3, 1, 1)] * times + ["max"]
-    return cnn(input_shape, classes, layers=layers, hidden=(), batch_norm=True)
+    return cnn(input_shape, classes, layers=tuple(layers), hidden=(), batch_norm=True)
 
 
 def need_image(input_shape: Shape) -> tuple[int, int, int]:
@@ -95,15 +89,23 @@ def need_image(input_shape: Shape) -> tuple[int, int, int]:
     return input_shape[0], input_shape[1], input_shape[2]
 
 
-def _check_conv(layer: Layer) -> tuple[int, int, int, int]:
-    if isinstance(layer, str) or len(layer) != 4 or min(layer[:3]) < 1 or layer[3] < 0:
-        raise InputError(f"a layer must be (channels, kernel size, stride, padding), 'max' or 'avg', got {layer!r}")
+def need_room(input_shape: Shape, height: int, width: int, after: str) -> None:
+    """Refuse an image of which nothing is left."""
+    if min(height, width) < 1:
+        raise InputError(
+            f"input_shape {tuple(input_shape)} is too small: nothing is left of the image after {after}; give a larger "
+            "image or fewer layers"
+        )
+
+
+def check_conv(layer: Conv) -> tuple[int, int, int, int]:
+    """Channels, kernel size, stride and padding, or an error."""
+    if len(layer) != 4 or min(layer[:3]) < 1 or layer[3] < 0:
+        raise InputError(f"a layer must be (channels, kernel size, stride, padding), got {layer!r}")
     return layer[0], layer[1], layer[2], layer[3]
 
 
-def _dense(features: int, hidden: Sequence[int], classes: int, activation: str) -> list[nn.Module]:
-    if isinstance(hidden, int) or any(width < 1 for width in hidden):
-        raise InputError(f"hidden must be a list of widths >= 1, such as (256, 256), got {hidden!r}")
+def _dense(features: int, hidden: tuple[int, ...], classes: int, activation: str) -> list[nn.Module]:
     modules: list[nn.Module] = []
     for width in hidden:
         modules += [nn.Linear(features, width), make_activation(activation)]

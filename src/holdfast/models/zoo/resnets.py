@@ -1,6 +1,5 @@
 """Residual networks for small images: ResNet, pre-activation ResNet, wide ResNet, and one without batch norm."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -9,6 +8,7 @@ from holdfast.errors import InputError
 from holdfast.models.catalog import Shape
 from holdfast.models.catalog import add_architecture as add
 from holdfast.models.zoo.plain import need_image
+from holdfast.utils.options import Count
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -102,8 +102,8 @@ def resnet(
     input_shape: Shape,
     classes: int,
     *,
-    blocks: Sequence[int] = (2, 2, 2, 2),
-    channels: Sequence[int] = (64, 128, 256, 512),
+    blocks: tuple[Count, ...] = (2, 2, 2, 2),
+    channels: tuple[Count, ...] = (64, 128, 256, 512),
     bottleneck: bool = False,
     stem: Stem = "cifar",
     affine: bool = True,
@@ -124,8 +124,7 @@ def resnet(
         last_batch_norm: batch norm without scale and shift on the logits, which random-weight networks need.
     """
     images, _, _ = need_image(input_shape)
-    if len(blocks) != len(channels) or min(*blocks, *channels) < 1:
-        raise InputError(f"blocks and channels must have one entry >= 1 per stage, got {blocks!r} and {channels!r}")
+    _check_stages(blocks, channels)
     make = _bottleneck if bottleneck else basic_block
     inputs = channels[0]
     modules = [*_stem(stem, images, inputs), nn.BatchNorm2d(inputs, affine=affine), nn.ReLU()]
@@ -144,23 +143,25 @@ def resnet(
 def _stem(stem: Stem, images: int, channels: int) -> list[nn.Module]:
     if stem == "imagenet":
         return [nn.Conv2d(images, channels, 7, 2, 3, bias=False)]
-    if stem != "cifar":
-        raise InputError(f"stem must be 'cifar' or 'imagenet', got {stem!r}")
     return [_conv3(images, channels)]
+
+
+def _check_stages(blocks: tuple[int, ...], channels: tuple[int, ...]) -> None:
+    if not blocks or len(blocks) != len(channels):
+        raise InputError(f"blocks and channels must have one entry per stage, got {blocks!r} and {channels!r}")
 
 
 def preact_resnet(
     input_shape: Shape,
     classes: int,
     *,
-    blocks: Sequence[int] = (2, 2, 2, 2),
-    channels: Sequence[int] = (64, 128, 256, 512),
-    stem_channels: int = 64,
+    blocks: tuple[Count, ...] = (2, 2, 2, 2),
+    channels: tuple[Count, ...] = (64, 128, 256, 512),
+    stem_channels: Count = 64,
 ) -> nn.Sequential:
     """Pre-activation ResNet with a batch norm before the pooling; every stage but the first halves the image."""
     images, _, _ = need_image(input_shape)
-    if len(blocks) != len(channels) or min(*blocks, *channels, stem_channels) < 1:
-        raise InputError(f"blocks and channels must have one entry >= 1 per stage, got {blocks!r} and {channels!r}")
+    _check_stages(blocks, channels)
     inputs = stem_channels
     modules: list[nn.Module] = [_conv3(images, inputs)]
     for stage, (times, width) in enumerate(zip(blocks, channels, strict=True)):
@@ -171,15 +172,15 @@ def preact_resnet(
     return nn.Sequential(*modules, *head)
 
 
-def wide_resnet(input_shape: Shape, classes: int, *, depth: int = 28, width: int = 10) -> nn.Sequential:
+def wide_resnet(input_shape: Shape, classes: int, *, depth: Count = 28, width: Count = 10) -> nn.Sequential:
     """Pre-activation ResNet of three stages with 16, 32, 64 times `width` channels; depth is 6 n + 4."""
-    if depth < 10 or (depth - 4) % 6 or width < 1:
-        raise InputError(f"a wide ResNet needs depth = 6 n + 4 >= 10 and width >= 1, got depth {depth}, width {width}")
-    channels = [16 * width, 32 * width, 64 * width]
-    return preact_resnet(input_shape, classes, blocks=[(depth - 4) // 6] * 3, channels=channels, stem_channels=16)
+    if depth < 10 or (depth - 4) % 6:
+        raise InputError(f"a wide ResNet needs depth = 6 n + 4 >= 10, got depth {depth}")
+    blocks, channels = ((depth - 4) // 6,) * 3, (16 * width, 32 * width, 64 * width)
+    return preact_resnet(input_shape, classes, blocks=blocks, channels=channels, stem_channels=16)
 
 
-def resnet_wong(input_shape: Shape, classes: int, *, blocks: int = 1, width: int = 1) -> nn.Sequential:
+def resnet_wong(input_shape: Shape, classes: int, *, blocks: Count = 1, width: Count = 1) -> nn.Sequential:
     """Residual network without batch norm for certified training; the 4,214,850 parameters called WRN.
 
     Args:
@@ -191,8 +192,6 @@ def resnet_wong(input_shape: Shape, classes: int, *, blocks: int = 1, width: int
     images, height, image_width = need_image(input_shape)
     if height % 4 or image_width % 4:
         raise InputError(f"resnet-wong needs an image height and width divisible by 4, got {tuple(input_shape)}")
-    if min(blocks, width) < 1:
-        raise InputError(f"resnet-wong needs blocks >= 1 and width >= 1, got {blocks} and {width}")
     modules: list[nn.Module] = [nn.Conv2d(images, 16, 3, 1, 1), nn.ReLU()]
     inputs = 16
     for stage in range(3):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.apps.watermark import EmbedOptions, TriggerSet, certify_watermark, embed, noisy_accuracies
-from holdfast.apps.watermark.embed import noisy_loss, noisy_weights
+from holdfast.apps.watermark.embedding import noisy_loss, noisy_weights
 from holdfast.errors import InputError
 from watermark_task import make_marked, make_task
 

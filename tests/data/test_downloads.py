@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from holdfast.data import download, load_data
-from holdfast.data.download import download_file
+from holdfast.data.downloads import download_file
 from holdfast.data.sources import SOURCES, RemoteFile
 from holdfast.errors import InputError, StorageError
 

@@ -19,7 +19,7 @@ from scipy import special
 from torch import nn
 
 from holdfast.apps.watermark.adversaries import drift
-from holdfast.apps.watermark.certify import (
+from holdfast.apps.watermark.certificate import (
     WatermarkCertificate,
     check_watermarked,
     noisy_accuracies,
@@ -96,7 +96,7 @@ def threshold(count: int, classes: int, *, false_claim: float = 1e-6) -> int:
 
 
 def verify_black_box(model: nn.Module, triggers: TriggerSet, *, false_claim: float = 1e-6) -> Ownership:
-    """The verdict from the answers of the suspect alone, in eval mode, one query for each trigger."""
+    """The verdict from only the answers of the suspect, in eval mode, one query for each trigger."""
     accuracy = trigger_accuracy(model, triggers)
     right, least = round(accuracy * len(triggers)), threshold(len(triggers), triggers.classes, false_claim=false_claim)
     return Ownership(
@@ -125,9 +125,9 @@ def verify_white_box(
 
     Args:
         model: the suspect, in eval mode.
-        sigma: that of the certificate.  n: 100 will do to follow an attack.
+        sigma: the certificate's.  n: 100 will do to follow an attack.
         original: the owner's model, of the same architecture, to say how far the suspect has moved.
-        certificate: of the original, to say what is proved at that distance.
+        certificate: the original's, to say what is proved at that distance.
         show: a bar on the terminal.
     """
     check_watermarked(model, triggers)

@@ -9,7 +9,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.errors import InputError, UnsupportedError
-from holdfast.explanations.saliency import noise_blocks
+from holdfast.explanations.smoothgrad import noise_blocks
 from holdfast.random import Noise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Captum warns where it sets requires_grad by itself
@@ -92,7 +92,7 @@ def test_what_comes_from_captum(attr):
             hf.explain(net, x, y, "shapley-sampling", **bad)
 
 
-@pytest.mark.parametrize("name", ["deeplift", "lrp", "occlusion", "shapley-sampling"])
+@pytest.mark.parametrize("name", [m.name for m in hf.methods("explain") if m.package == "captum"])
 def test_a_missing_captum_is_named(name, task, monkeypatch):
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setitem(sys.modules, "captum.attr", None)

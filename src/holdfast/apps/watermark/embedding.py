@@ -38,7 +38,7 @@ class EmbedOptions:
         levels: k, noise levels s/k, 2s/k, ..., s.  samples: t, draws at each level.
         step_per_level: one step of the optimiser for each level, not one for all of them.
         warm_up: epochs of ordinary training at first.
-        epochs, lr, momentum, weight_decay, batch_size: of SGD; the same steps for data and triggers.
+        epochs, lr, momentum, weight_decay, batch_size: settings of SGD; the same for data and triggers.
         drop_every: epochs after which lr is divided by 10.
         trigger_batch: triggers for each step on noisy weights.
         clip_norm: largest norm of a gradient. Small networks diverge under noise without it.
@@ -84,7 +84,7 @@ def embed(
         model: new, or trained already.
         x: training inputs in [0, 1], shape (N, ...).  y: labels, shape (N,).
         triggers: what to embed, on the device of x.
-        seed: of the order of the data and of the noise.
+        seed: fixes the order of the data and the noise.
         show: bars on the terminal.
     """
     model = copy.deepcopy(model).train()
@@ -135,7 +135,7 @@ def noisy_weights(model: nn.Module, sigma: float, generator: torch.Generator) ->
 def noisy_loss(
     model: nn.Module, x: Tensor, y: Tensor, sigmas: Sequence[float], samples: int, generator: torch.Generator
 ) -> float:
-    """Adds the gradient of the mean loss over all levels and draws to `.grad` of the weights; returns the loss.
+    """Add the gradient of the mean loss over all levels and draws to `.grad` of the weights; return the loss.
 
     The model must be in eval mode, in which batch norm neither takes nor changes statistics. Draws are made one after
     another: batched over draws (`torch.func.vmap`) they take the same time on a CPU, and more memory.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.apps.detection.boxes import COLUMNS, LABEL, OBJECTNESS, SCORE, check_detections
-from holdfast.apps.detection.nms import lexicographic
+from holdfast.apps.detection.suppression import lexicographic
 from holdfast.errors import InputError
 
 Bins = Literal["none", "label", "location", "location+label"]
@@ -27,7 +27,7 @@ class Encoding:
     """How detections become slots.
 
     Attributes:
-        bins: what a bin is. Finer bins mix fewer objects: an object that vanishes moves only those of its own bin.
+        bins: what a bin is. Finer bins mix fewer objects: an object that vanishes moves only the others in its bin.
         sort: by objectness, largest first (ties by class score), or by the centre, left to right (ties top to bottom).
         grid: a location bin is a cell of a grid x grid division of the image; a centre outside belongs to the nearest.
     """
@@ -88,7 +88,7 @@ def encode(detections: Detections, size: tuple[int, int], encoding: Encoding) ->
     bins, bin_index = code.unique(return_inverse=True)
     order = lexicographic([image, bin_index, *_keys(values, encoding)])
     group = (image * max(1, len(bins)) + bin_index)[order]
-    # Place of a row within its run of equal (image, bin): its position less that of the run's first row.
+    # Place of a row within its run of equal (image, bin): its position less the first row's position.
     position = torch.arange(len(order), device=values.device)
     starts = torch.ones_like(group, dtype=torch.bool)
     starts[1:] = group[1:] != group[:-1]

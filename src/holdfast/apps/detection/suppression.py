@@ -12,7 +12,7 @@ PADDING = -1.0  # objectness of a row that is no box
 
 
 def nms(candidates: Tensor, *, objectness: float = 0.0, threshold: float = 0.4, plus_one: bool = False) -> list[Tensor]:
-    """Best box first, then away with those of its class that overlap it, and so on with what is left; batched.
+    """Keep the best box, drop the boxes of its class that overlap it, and go on with what is left; batched.
 
     Boxes are ranked by objectness times class score. Ties go by label and coordinates, so that the answer does not
     depend on the order of the candidates.

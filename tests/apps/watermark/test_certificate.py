@@ -16,13 +16,13 @@ from holdfast.apps.watermark import (
     certify_watermark,
     noisy_accuracies,
     null_test,
+    ownership,
     trigger_accuracy,
-    verify,
     verify_black_box,
     verify_white_box,
 )
 from holdfast.apps.watermark.certificate_files import count_copies, read_certificate
-from holdfast.apps.watermark.verify import chance, threshold
+from holdfast.apps.watermark.ownership import chance, threshold
 from holdfast.errors import InputError, StorageError
 
 
@@ -360,7 +360,7 @@ def tail(right, count, classes):
 
 @pytest.mark.parametrize(("counts", "right"), [([30, 9, 25, 12], 12), ([30, 9, 25, 12, 11], 12), ([5, 10], 5)])
 def test_the_median_of_a_suspect_is_one_that_half_of_the_copies_reach(counts, right, owned, monkeypatch):
-    monkeypatch.setattr(verify, "noisy_accuracies", lambda *a, **k: torch.tensor(counts))
+    monkeypatch.setattr(ownership, "noisy_accuracies", lambda *a, **k: torch.tensor(counts))
     verdict = verify_white_box(answering(owned), owned, sigma=1e-3, n=len(counts))
     assert 2 * sum(count >= right for count in counts) >= len(counts)
     assert verdict.accuracy == right / 30
@@ -373,7 +373,7 @@ def test_a_white_box_claim_allows_half_of_the_false_claims(owned, monkeypatch):
     assert tail(8, 30, 10) <= limit < 2 * tail(8, 30, 10)
     claims = []
     for right in (8, 9):
-        monkeypatch.setattr(verify, "noisy_accuracies", lambda *a, right=right, **k: torch.full((5,), right))
+        monkeypatch.setattr(ownership, "noisy_accuracies", lambda *a, right=right, **k: torch.full((5,), right))
         verdict = verify_white_box(answering(owned), owned, sigma=1e-3, n=5, false_claim=limit)
         assert verdict.claim == (verdict.p_value <= limit)
         assert verdict.threshold == 9 / 30
@@ -387,7 +387,7 @@ def test_the_certified_accuracy_is_that_of_the_whole_distance(owned, monkeypatch
     model, moved = answering(owned), answering(owned)
     right = torch.arange(1, 101)
     certificate = certify_watermark(model, owned, [0.0], sigma=1.0, n=100, confidence=0.99, right=right)
-    monkeypatch.setattr(verify, "noisy_accuracies", lambda *a, **k: torch.tensor([9]))
+    monkeypatch.setattr(ownership, "noisy_accuracies", lambda *a, **k: torch.tensor([9]))
     for distance, rank in ((0.2, 31), (0.4, 24)):
         with torch.no_grad():
             moved[1].bias[0] = model[1].bias[0] + distance * (1 - 1e-5)

@@ -6,7 +6,8 @@ change delta of the weights with ||delta||_2 < epsilon
     h(theta + delta) >= the Phi(-epsilon / sigma) quantile of f(theta + G)
 
 (Bansal et al., "Certified neural network watermarks with randomized smoothing", 2022). The quantile is bounded from
-below, at a stated confidence, by an order statistic of n noisy accuracies; `certify.percentile` has its rank.
+below, at a stated confidence, by an order statistic of n noisy accuracies; its rank is in
+`holdfast.certificates.smoothing.percentile`.
 """
 
 import math
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from holdfast.apps.watermark.embed import noisy_weights, progress
+from holdfast.apps.watermark.embedding import noisy_weights, progress
 from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.certificates.smoothing.percentile import check_sigma, order_ranks, smallest_samples
 from holdfast.checks import check_labels, check_logits, check_model, check_place
@@ -42,8 +43,8 @@ class WatermarkCertificate:
         radii: l2 radii of weight changes, each an open ball.  certified: lower bound of the median accuracy in each.
         median: the estimate of the median accuracy at the weights themselves.
         accuracy: without noise, what a black-box test sees.
-        sigma: of the noise.  n: noisy copies.  seed: of the noise.
-        confidence: of each radius on its own, or of all radii together if `union`.
+        sigma: standard deviation of the noise.  n: noisy copies.  seed: fixes the noise.
+        confidence: holds for each radius on its own, or for all radii together if `union`.
         triggers: size of the trigger set.  parameters: number of weights.  weight_norm: their l2 norm.
         right: (n,) triggers that each noisy copy gets right, sorted.
         scope: what the certificate does not say.
@@ -108,7 +109,7 @@ def certify_watermark(
         model: in eval mode, with finite outputs.
         triggers: on the device of the model; the whole set is used for each copy.
         radii: l2 norms of weight changes, 0 or more.
-        sigma: of the noise; what the model was trained for, or a little less.
+        sigma: standard deviation of the noise; what the model was trained for, or a little less.
         confidence: that a bound holds.
         union: make it the confidence that the whole curve holds.
         right: what `noisy_accuracies` counted for these arguments, if that was done before.
@@ -140,7 +141,7 @@ def certify_watermark(
 
 
 def check_reach(radii: Sequence[float], *, sigma: float, n: int, confidence: float, union: bool) -> float:
-    """The confidence of each radius; refuses, before any work, radii at which n copies can prove nothing."""
+    """The confidence of each radius; refuse, before any work, radii at which n copies can prove nothing."""
     check_sigma(sigma)
     if not radii:
         raise InputError("give at least one radius to certify")
@@ -171,7 +172,7 @@ def noisy_accuracies(
 ) -> Tensor:
     """How many triggers each noisy copy of the weights gets right, int64, shape (n - start,), in the order drawn.
 
-    Copy i has noise that depends on `seed` and i alone: work that stopped at copy `start` can go on there. `watch` is
+    The noise of copy i depends only on `seed` and i: work that stopped at copy `start` can go on there. `watch` is
     told (i, right answers) after each copy.
     """
     check_sigma(sigma)
