@@ -27,6 +27,10 @@ class SoundnessError(HoldfastError):
     """
 
 
+class Interrupted(HoldfastError):
+    """A run was stopped by a signal after it saved what it had; the message says how to go on."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Sentence that suggests the nearest known name, and lists all of them.
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import holdfast as hf
-from holdfast.cli.commands import main
+from holdfast.cli import main
 
 module = import_module("holdfast.runs.attack_run")
 MOONS = ["--data", "two-moons", "--threat", "l2:0.05", "--method", "pgd", "--option", "steps=3"]
@@ -241,7 +241,7 @@ def test_png_writes_only_pictures_that_still_fool_the_model(holdfast, refused, d
         (["--data", "mnist-mini"], "the model failed on a batch of shape"),
         (["--method", "pgd", "--option", "step=3"], "has no option 'step'. Did you mean 'steps'?"),
         (["--method", "pgd", "--option", "steps=few"], "option 'steps' of the method 'pgd': expected an integer"),
-        (["--method", "pgd", "--option", "steps=2.5"], "expected an integer, got 2.5"),
+        (["--method", "pgd", "--option", "steps=2.5"], "expected an integer >= 1, got 2.5"),
         (["--method", "pgd", "--option", "steps=0"], "steps and restarts must be at least 1, got 0"),
         (["--method", "pgd", "--option", "loss=cee"], "unknown loss 'cee'"),
         (["--method", "pgd", "--option", "steps"], "cannot read the option 'steps'; write name=value"),

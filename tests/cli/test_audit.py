@@ -5,7 +5,7 @@ import json
 import pytest
 
 import holdfast as hf
-from holdfast.cli.commands import main
+from holdfast.cli import main
 
 
 @pytest.fixture

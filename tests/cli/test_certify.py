@@ -10,7 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.cli.commands import app, main
+from holdfast.cli import app, main
 from holdfast.runs import certify_run as runs
 
 

@@ -18,25 +18,10 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import registry
-from holdfast.cli.commands import main
+from holdfast.cli import COMMANDS, load, main
 from holdfast.cli.methods import default_text, method_card, source
 from holdfast.training import parse_override
 
-COMMANDS = [
-    "audit",
-    "attack",
-    "certify",
-    "bounds",
-    "report",
-    "serve",
-    "train",
-    "compare",
-    "methods",
-    "models",
-    "data",
-    "explain",
-    "watermark",
-]
 SUBCOMMANDS = [
     *("data list", "data get", "explain pictures", "explain locality"),
     *(f"watermark {name}" for name in ("embed", "certify", "verify", "attack")),
@@ -94,7 +79,7 @@ def trained(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("command", COMMANDS + SUBCOMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *SUBCOMMANDS])
 def test_help_of_every_command(holdfast, command):
     code, out, _ = holdfast(*command.split(), "--help")
     assert code == 0
@@ -347,3 +332,19 @@ def test_audit_of_a_smoothed_model(holdfast, refused, trained):
     assert "wrong with probability 0.001 at most" in " ".join(out.split())
     assert "sigma is the standard deviation" in refused("audit", model, "--threat", "l2:0.1", "--sigma", "0")
     assert "hf.Smoothed(model, sigma)" in refused("audit", model, "--threat", "l2:0.1", "--certify", "smoothing")
+
+
+def test_the_lines_of_help_are_those_of_the_commands():
+    for name, text in COMMANDS.items():
+        assert (load(name).help or "").splitlines()[0] == text, name
+
+
+def test_help_and_completion_do_not_wait_for_torch():
+    code = "import sys; from holdfast.cli import app; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "False False"
+
+
+def test_the_version_is_shown(holdfast):
+    code, shown, _ = holdfast("--version")
+    assert (code, shown.strip()) == (0, f"holdfast {hf.__version__}")

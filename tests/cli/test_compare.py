@@ -5,7 +5,7 @@ import json
 import pytest
 
 import holdfast as hf
-from holdfast.cli.commands import main
+from holdfast.cli import main
 from holdfast.utils.files import write_json
 
 TINY = {"epochs": 1, "validation": 0.95, "evaluate.count": 20, "evaluate.attack_steps": 2, "model.name": "linear"}

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from holdfast.cli import commands as cli
+from holdfast.cli import app
+from holdfast.cli import train as command
 from holdfast.training import list_recipes
 
 
@@ -16,8 +17,8 @@ def listed(monkeypatch):
 
     def run(*args: str, width: int = 400) -> list[str]:
         screen = io.StringIO()
-        monkeypatch.setattr(cli, "console", Console(file=screen, width=width))
-        result = CliRunner().invoke(cli.app, ["train", *args])
+        monkeypatch.setattr(command, "console", Console(file=screen, width=width))
+        result = CliRunner().invoke(app, ["train", *args])
         assert result.exit_code == 0, result.output
         return screen.getvalue().splitlines()
 

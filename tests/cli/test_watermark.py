@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.apps.watermark import content_triggers, load_triggers, noisy_accuracies, save_triggers
-from holdfast.cli.watermark import halves, watermark_app
+from holdfast.cli.watermark import app, halves
 from holdfast.errors import InputError, StorageError
 
 
@@ -20,7 +20,7 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*args):
-        result = CliRunner().invoke(watermark_app, [str(arg) for arg in args])
+        result = CliRunner().invoke(app, [str(arg) for arg in args])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == 0, result.output

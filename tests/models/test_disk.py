@@ -192,7 +192,7 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
     [
         ([1, 2], "got list"),
         ({}, "holds no state dict"),
-        ({"weight": torch.ones(1), "epoch": 3}, "entry 'epoch' is a int"),
+        ({"weight": torch.ones(1), "epoch": 3}, "got a table of 'weight', 'epoch'"),
         ({"architecture": "mlp", "state_dict": {"w": torch.ones(1)}}, r"not a pair \(name, options\)"),
         ({"architecture": ("mpl", {}), "state_dict": {"w": torch.ones(1)}}, "Did you mean 'mlp'"),
         ({"architecture": ("mlp", {"hidden": [[1]]}), "state_dict": {"w": torch.ones(1)}}, "cannot be built"),
@@ -212,7 +212,6 @@ def test_odd_checkpoints_are_refused(tmp_path: Path, content: object, words: str
         (lambda s: s.pop("0.bias"), r"lacks '0\.bias' \(1 missing\)"),
         (lambda s: s.update(extra=torch.ones(1)), r"has 'extra', which the model has not \(1 unknown\)"),
         (lambda s: s.update({"0.bias": torch.ones(9)}), r"'0\.bias' has shape \(9,\), the model needs \(4,\)"),
-        (lambda s: [s.update({f"module.{k}": s.pop(k)}) for k in list(s)], "remove the prefix 'module"),
     ],
 )
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])

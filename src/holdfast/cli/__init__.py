@@ -1,5 +1,91 @@
-"""The command line."""
+"""The command line: thin commands on top of the Python functions of the same names, one file for each.
 
-from holdfast.cli.commands import app, main
+A command is imported when it is called: `holdfast --help` and completion must not wait for torch.
+"""
 
-__all__ = ["app", "main"]
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.errors import HoldfastError, Interrupted
+
+COMMANDS = {
+    "audit": "Bracket the robust accuracy of a model between what attacks break and what proofs guarantee.",
+    "report": "Write one page that compares several audits.",
+    "attack": "Find an adversarial example of each input, within a threat or as near as possible, and save it.",
+    "certify": "Prove for each input that no perturbation of the threat changes its class.",
+    "bounds": "Show the range of each logit of one input under the threat.",
+    "explain": "Which features decide an answer.",
+    "train": "Train a model with a recipe.",
+    "compare": "Compare finished trainings: clean and robust accuracy, time, memory, overfitting.",
+    "watermark": "Watermarks in the weights, with a certificate.",
+    "serve": "Show all runs in the browser, live, and try inputs on a model; stop with Ctrl-C.",
+    "methods": "List the methods: what each does, what it guarantees, for which threats.",
+    "models": "List the architectures that `make_model` and recipes know.",
+    "data": "Data sets: what there is, and how to get it.",
+}
+"""Each command is the Typer application `app` of the file of its name; a test compares these lines with its help."""
+
+
+def load(name: str) -> Any:
+    """The command of that name, imported."""
+    command = typer.main.get_command(import_module(f"holdfast.cli.{name}").app)
+    command.name = name
+    return command
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Commands that are imported when they are called, not when they are listed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Put the command itself in the place of its line of help."""
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    name="holdfast",
+    cls=LazyGroup,
+    help="How far can an adversary push a neural network before it breaks, and what can be proved about it?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"holdfast {version('holdfast')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    """How far can an adversary push a neural network before it breaks, and what can be proved about it?"""
+
+
+def _line_of_help() -> None:
+    raise HoldfastError("a command was called before it was imported: a bug in Holdfast, please report it")
+
+
+for _name, _help in COMMANDS.items():
+    app.command(_name, help=_help)(_line_of_help)
+
+
+def main() -> None:
+    """Entry point: an error of our own becomes one line and exit code 2, never a traceback."""
+    try:
+        app()
+    except Interrupted as error:
+        typer.echo(str(error), err=True)
+        sys.exit(130)
+    except (HoldfastError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)

@@ -1,15 +1,37 @@
-"""What `holdfast methods KIND NAME` prints: all that the registry knows about one method."""
+"""`holdfast methods`: the registry as tables, and all that it knows about one method."""
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Group, RenderableType
+import typer
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.registry import Method
+import holdfast as hf
+from holdfast.cli.common import table
+from holdfast.errors import InputError
+from holdfast.registry import KINDS, Method, get
 from holdfast.utils.options import Option
+
+app = typer.Typer()
+console = Console()
+
+
+@app.command()
+def methods(
+    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(KINDS)}.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this method in full, with its options.")] = None,
+) -> None:
+    """List the methods: what each does, what it guarantees, for which threats."""
+    if kind is not None and kind not in KINDS:
+        raise InputError(f"unknown kind '{kind}'; expected one of {', '.join(KINDS)}")
+    if kind is not None and name is not None:
+        console.print(method_card(get(kind, name)))
+        return
+    rows = [[m.kind, m.name, m.summary, m.guarantee, " ".join(m.threats), m.reference] for m in hf.methods(kind)]
+    console.print(table(["kind", "name", "what it does", "guarantee", "threats", "reference"], rows))
 
 
 def default_text(option: Option) -> str:

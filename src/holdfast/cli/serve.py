@@ -9,7 +9,10 @@ from holdfast.cli.common import ArchitectureOption, DataOption, RootOption, open
 from holdfast.errors import InputError
 from holdfast.serve import Subject, serve
 
+app = typer.Typer()
 
+
+@app.command()
 def serve_command(
     runs: Annotated[Path, typer.Argument(help="Folder with runs, at any depth; read only.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8787,

@@ -36,13 +36,12 @@ from holdfast.apps.watermark.certificate_files import count_copies, read_certifi
 from holdfast.apps.watermark.triggers import SCHEMES
 from holdfast.cli.common import ArchitectureOption, DataOption, ModelArgument, RootOption, SeedOption
 from holdfast.data import Dataset, Split, load_data, split_validation
-from holdfast.errors import InputError, StorageError, did_you_mean
+from holdfast.errors import InputError, Interrupted, StorageError, did_you_mean
 from holdfast.models import load_model, make_model, save_model
-from holdfast.training import Interrupted
 from holdfast.utils.files import write_text
 from holdfast.utils.hashes import hash_model, hash_tensors
 
-watermark_app = typer.Typer(help="Watermarks in the weights, with a certificate.", no_args_is_help=True)
+app = typer.Typer(help="Watermarks in the weights, with a certificate.", no_args_is_help=True)
 console = Console()
 PGD = "parameter-pgd"
 
@@ -54,7 +53,7 @@ HalfOption = Annotated[
 SigmaOption = Annotated[float, typer.Option(help="Standard deviation of the noise on the weights.")]
 
 
-@watermark_app.command("embed")
+@app.command("embed")
 def embed_command(
     model: Annotated[Path | None, typer.Argument(help="Model to start from; a new one if not given.")] = None,
     data: DataOption = "mnist-mini",
@@ -115,7 +114,7 @@ def embed_command(
     typer.echo(f"model: {out / 'model.safetensors'}\ntriggers (keep them secret): {out / 'triggers.npz'}")
 
 
-@watermark_app.command("certify")
+@app.command("certify")
 def certify_command(
     model: ModelArgument,
     triggers: TriggersArgument,
@@ -155,7 +154,7 @@ def certify_command(
     typer.echo(f"{certificate.scope}\ncertificate: {out / 'certificate.json'}")
 
 
-@watermark_app.command("verify")
+@app.command("verify")
 def verify_command(
     model: ModelArgument,
     triggers: TriggersArgument,
@@ -188,7 +187,7 @@ def verify_command(
         typer.echo("All triggers have chosen labels: the p-value assumes that an independent model guesses at random.")
 
 
-@watermark_app.command("attack")
+@app.command("attack")
 def attack_command(
     model: ModelArgument,
     triggers: TriggersArgument,

@@ -41,12 +41,17 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A named pair of training and test split; `classes` holds one name per class index."""
+    """A named pair of training and test split; `classes` holds one name per class index.
+
+    `whole` holds everything where the source has no splits of its own, and the two splits are cut from it: an audit
+    looks at all of it.
+    """
 
     name: str
     train: Split
     test: Split
     classes: tuple[str, ...]
+    whole: Split | None = None
 
 
 class Arrays(NamedTuple):

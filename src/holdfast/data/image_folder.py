@@ -43,7 +43,7 @@ def read_folder(
     roots = [folder / "train", folder / "test"] if has_parts else [folder]
     classes = _class_names(roots[0])
     files = [_list_images(root, classes) for root in roots]
-    pixels = _read_images([file for part in files for file, _ in part])
+    pixels = read_images([file for part in files for file, _ in part])
     known = {file.relative_to(folder).as_posix() for part in files for file, _ in part}
     unknown = next((file for file in table if file not in known), None)
     if unknown is not None:
@@ -56,7 +56,7 @@ def read_folder(
         part_boxes = _boxes_of([file.relative_to(folder).as_posix() for file, _ in part], table, boxes)
         splits.append(make_split(Arrays(own, labels, f"'{root}'", part_boxes), len(classes)))
     train, test = splits if has_parts else split_validation(splits[0], test_fraction, seed)
-    return Dataset(name, train, test, tuple(classes))
+    return Dataset(name, train, test, tuple(classes), None if has_parts else splits[0])
 
 
 def _class_names(root: Path) -> list[str]:
@@ -86,7 +86,7 @@ def _list_images(root: Path, classes: list[str]) -> list[tuple[Path, int]]:
     return listed
 
 
-def _read_images(files: list[Path]) -> npt.NDArray[np.uint8]:
+def read_images(files: list[Path]) -> npt.NDArray[np.uint8]:
     """Images of one size, uint8, shape (N, C, H, W)."""
     images = [_read_image(file) for file in files]
     for file, image in zip(files, images, strict=True):

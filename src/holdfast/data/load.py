@@ -12,6 +12,7 @@ from holdfast.data.cifar import find_cifar10, find_cifar100, read_cifar
 from holdfast.data.dataset import Dataset
 from holdfast.data.idx import find_idx, read_idx
 from holdfast.data.image_folder import read_folder
+from holdfast.data.image_list import read_image_list
 from holdfast.data.npz import read_npz
 from holdfast.data.sources import BUILTIN, SOURCES, find_source
 from holdfast.data.svhn import find_svhn, read_svhn
@@ -60,9 +61,10 @@ def load_data(
     """Load a data set by name, or from files of yours. Nothing is ever downloaded here; see `download`.
 
     Args:
-        source: a name of `list_data()`, or the path of an .npz file, an MNIST-style folder of idx files, a folder or
-            archive of CIFAR batches, a folder with SVHN's .mat files, or a folder of class folders with images. A name
-            wins over a path that is spelled the same; write ./mnist for the folder.
+        source: a name of `list_data()`, or the path of an .npz file, a CSV file that lists images and labels, an
+            MNIST-style folder of idx files, a folder or archive of CIFAR batches, a folder with SVHN's .mat files, or a
+            folder of class folders with images. A name wins over a path that is spelled the same; write ./mnist for
+            the folder.
         root: folder to look for a named set in; the cache folder unless given.
         seed: decides the points of two-moons, the scenes of digit-scenes, and the test images of a folder that has no
             test folder.
@@ -137,6 +139,8 @@ def _published_reader(path: Path) -> Callable[[], Dataset] | None:
             if found is not None:
                 return partial(read, found, name=name)
         return None
+    if path.suffix == ".csv":
+        return partial(read_image_list, path, name=path.stem)
     if path.suffix == ".npz":
         return partial(read_npz, path, name=path.stem)
     if name.endswith(_ARCHIVES):
@@ -144,6 +148,6 @@ def _published_reader(path: Path) -> Callable[[], Dataset] | None:
     if path.suffix == ".mat":
         return partial(read_svhn, path.parent, name=path.resolve().parent.name)
     raise InputError(
-        f"'{path}' has no known format; expected .npz, .mat, {', '.join(_ARCHIVES)}, or a folder "
+        f"'{path}' has no known format; expected .npz, .csv, .mat, {', '.join(_ARCHIVES)}, or a folder "
         "(idx files, CIFAR batches, SVHN, or class folders with images)"
     )

@@ -1,7 +1,7 @@
-"""Data sets of your own as one .npz file: x_train, y_train, x_test, y_test and a few optional arrays."""
+"""Data sets of your own as one .npz file: x_train, y_train, x_test, y_test, or x and y; and a few optional arrays."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.data.cache import reading
-from holdfast.data.dataset import Arrays, Dataset, make_dataset
+from holdfast.data.dataset import Arrays, Dataset, make_dataset, make_split
 from holdfast.errors import InputError
 
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
@@ -33,6 +33,9 @@ def read_npz(path: Traversable, *, name: str, classes: Sequence[str] | None = No
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise InputError(f"'{path}' holds a single array; save several with np.savez: {', '.join(_REQUIRED)}")
         with archive:
+            if {"x", "y"} <= set(archive.files) and "x_test" not in archive:
+                whole = {key: archive[key] for key in ("x", "y", *_OPTIONAL) if key in archive}
+                return _whole(whole, path, name, classes)
             missing = [key for key in _REQUIRED if key not in archive]
             if missing:
                 raise InputError(
@@ -52,6 +55,18 @@ def read_npz(path: Traversable, *, name: str, classes: Sequence[str] | None = No
     ]
     names = _class_names(arrays["classes"], path) if "classes" in arrays else classes
     return make_dataset(name, parts[0], parts[1], names)
+
+
+def _whole(
+    arrays: Mapping[str, npt.NDArray[Any]], path: Traversable, name: str, classes: Sequence[str] | None
+) -> Dataset:
+    """Data without splits: the arrays `x` and `y`."""
+    layout = str(arrays["layout"]) if "layout" in arrays else None
+    names = _class_names(arrays["classes"], path) if "classes" in arrays else classes
+    part = Arrays(_channels_first(arrays["x"], layout, f"'{path}', x"), arrays["y"], f"'{path}'")
+    split = make_split(part, None if names is None else len(names))
+    names = [str(i) for i in range(int(split.y.max()) + 1)] if names is None else names
+    return Dataset(name, split[:0], split, tuple(names), whole=split)
 
 
 def _class_names(names: npt.NDArray[Any], path: Traversable) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import pickle
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from holdfast.errors import InputError, StorageError
 from holdfast.models.catalog import get_architecture, make_model
+from holdfast.models.layers import Normalize
+from holdfast.models.own import build_own, find_state, without_prefixes
 from holdfast.models.size import Sizes, at_most
 from holdfast.utils.limits import SHOWN, UNPACKED, check_values, load_tensors, parse_json, shortened, shortened_text
 
@@ -111,16 +113,50 @@ def _sort_header(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
+def load_model(
+    path: str | Path,
+    model: nn.Module | None = None,
+    *,
+    architecture: nn.Module | str | None = None,
+    options: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+) -> nn.Module:
     """The model in a file, in eval mode, on the CPU (or where `model` is).
 
     Args:
-        path: .safetensors; .pt or .pth with a state dict, or with {"architecture": (name, options), "state_dict": ...};
-            or .onnx (needs the extra `onnx`).
+        path: .safetensors; .pt or .pth with a state dict, also one inside a checkpoint or with the prefixes of
+            DistributedDataParallel and torch.compile; or .onnx (needs the extra `onnx`).
         model: gets the weights, in its own dtype and on its own device. Needed when the file has no architecture;
             if anything does not fit, it stays as it was.
+        architecture: the same as `model`, or how to make it: a name of `list_models`, or FILE.py:NAME for a class of
+            your own. Such a file is run.
+        options: arguments of the architecture, if that is a text.
+        key: entry of a checkpoint that holds the state dict, dotted, if there are several.
+        mean, std: normalisation of the pixels that the model was trained with; it becomes the first layer, so that the
+            model takes inputs in [0, 1].
+
+    Example:
+        load_model("weights.pt", architecture="mynet.py:MyResNet", options={"width": 16}, mean=0.47, std=0.25)
     """
-    path = Path(path)
+    if model is not None and architecture is not None:
+        raise InputError("give the model as architecture, or as model, not both")
+    loaded = _load(Path(path), model if architecture is None else _make(architecture, options), key)
+    if mean is None and std is None:
+        return loaded
+    return nn.Sequential(Normalize(0.0 if mean is None else mean, 1.0 if std is None else std), loaded).eval()
+
+
+def _make(architecture: nn.Module | str, options: Mapping[str, Any] | None) -> nn.Module:
+    if isinstance(architecture, nn.Module):
+        if options:
+            raise InputError("options are arguments of an architecture that is given as text; this one is a module")
+        return architecture
+    return build_own(architecture, options) if ".py" in architecture else make_model(architecture, **(options or {}))
+
+
+def _load(path: Path, model: nn.Module | None, key: str | None) -> nn.Module:
     if path.suffix not in _SUFFIXES:
         raise InputError(f"cannot tell how to load '{path}': expected a name that ends in {', '.join(_SUFFIXES)}")
     if not path.is_file():
@@ -131,10 +167,10 @@ def load_model(path: str | Path, model: nn.Module | None = None) -> nn.Module:
         return _load_onnx(path)
     if path.suffix == ".safetensors":
         sizes, recipe, _ = _read_header(path)
-        model, fresh = _target(model, recipe, sizes, path)
-        state = _read_tensors(path)
+        model, fresh = _target(model, recipe, without_prefixes(sizes), path)
+        state = without_prefixes(_read_tensors(path))
     else:
-        state, recipe = _read_state_dict(path)
+        state, recipe = _read_state_dict(path, key)
         model, fresh = _target(model, recipe, _sizes(state), path)
     # A fresh model is on the meta device: its tensors are replaced, so the dtypes come from the file.
     if fresh:
@@ -203,7 +239,7 @@ def _read_tensors(path: Path) -> State:
         raise StorageError(f"'{path}' is damaged or not a safetensors file: {error}") from error
 
 
-def _read_state_dict(path: Path) -> tuple[State, Recipe | None]:
+def _read_state_dict(path: Path, key: str | None = None) -> tuple[State, Recipe | None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about formats that are refused below anyway
@@ -215,10 +251,9 @@ def _read_state_dict(path: Path) -> tuple[State, Recipe | None]:
             raise _refusal(path) from error
         raise StorageError(f"'{path}' is damaged or not a PyTorch file ({type(error).__name__}: {error})") from error
     recipe = None
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+    if key is None and isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         recipe = _as_recipe(content.get("architecture"), path)
-        content = content["state_dict"]
-    state = _tensors_of(content, f"'{path}'")
+    state = find_state(content, f"'{path}'", key)
     # A tensor may repeat a few values without end; to write it out would fill the memory.
     values, size = sum(tensor.numel() for tensor in state.values()), path.stat().st_size
     if values > UNPACKED * size:
@@ -284,11 +319,8 @@ def _check_sizes(model: nn.Module, sizes: Sizes, path: Path) -> None:
     missing = [name for name in own if name not in sizes]
     unknown = [name for name in sizes if name not in own]
     if missing or unknown:
-        parts = [f"it lacks '{missing[0]}' ({len(missing)} missing)"] if missing else []
-        names = f"{shortened(unknown[0])}, which the model has not ({len(unknown)} unknown)" if unknown else ""
-        parts += [f"it has {names}"] if unknown else []
-        if unknown and all(name.startswith("module.") for name in unknown):
-            parts.append("remove the prefix 'module.' that DataParallel adds to every name")
+        parts = [f"it lacks {_first(missing)} ({len(missing)} missing)"] if missing else []
+        parts += [f"it has {_first(unknown)}, which the model has not ({len(unknown)} unknown)"] if unknown else []
         raise InputError(f"the weights in '{path}' are those of another architecture: {'; '.join(parts)}")
     for name, shape in own.items():
         if shape != sizes[name]:
@@ -296,6 +328,10 @@ def _check_sizes(model: nn.Module, sizes: Sizes, path: Path) -> None:
                 f"the weights in '{path}' are those of another architecture: '{name}' has shape {sizes[name]}, the "
                 f"model needs {shape}"
             )
+
+
+def _first(names: list[str], most: int = 3) -> str:
+    return ", ".join(shortened(name) for name in names[:most])
 
 
 def _check_kinds(model: nn.Module, state: State, path: Path) -> None:

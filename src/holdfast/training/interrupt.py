@@ -6,12 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from holdfast.errors import HoldfastError
-
-
-class Interrupted(HoldfastError):
-    """A run was stopped by a signal after it saved what it had; the message says how to go on."""
-
 
 class StopFlag:
     """Set once a signal asked the run to stop."""

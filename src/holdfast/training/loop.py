@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.data import Dataset, Split
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Interrupted
 from holdfast.models import save_model
 from holdfast.random import Noise
 from holdfast.registry import get
@@ -23,7 +23,7 @@ from holdfast.training.average import make_average, refresh_batch_norm
 from holdfast.training.collapse import warn_of_collapse
 from holdfast.training.context import Context
 from holdfast.training.display import display, write_scalars
-from holdfast.training.interrupt import Interrupted, stop_on_signal
+from holdfast.training.interrupt import stop_on_signal
 from holdfast.training.optimizer import gradient_norm, learning_rate, make_optimizer, set_learning_rate
 from holdfast.training.periods import pas
 from holdfast.training.recipe.reading import Source, load_recipe

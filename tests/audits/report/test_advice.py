@@ -195,7 +195,7 @@ def test_options_of_the_commands_exist(verb):
     """Every option that a step may name is one of the command's."""
     from typer.main import get_command
 
-    from holdfast.cli.commands import app
+    from holdfast.cli import app
 
     command = get_command(app).commands[verb]
     if verb == "explain":

@@ -10,7 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import holdfast as hf
-from holdfast.cli.commands import app
+from holdfast.cli import app
 from holdfast.errors import InputError
 from holdfast.models import Ensemble, get_architecture, list_models, load_model, make_model, read_metadata, save_model
 

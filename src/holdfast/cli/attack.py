@@ -1,0 +1,79 @@
+"""`holdfast attack`: adversarial examples, kept as they are found."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import holdfast as hf
+from holdfast.cli.common import (
+    THREATS,
+    ArchitectureOption,
+    DataOption,
+    ModelArgument,
+    RootOption,
+    SeedOption,
+    open_both,
+    parse_option,
+    run_folder,
+)
+from holdfast.errors import InputError, Interrupted
+from holdfast.runs.attack_run import attack_run
+from holdfast.runs.attack_summary import summary_table
+
+app = typer.Typer()
+console = Console()
+
+
+@app.command()
+def attack(
+    model: ModelArgument,
+    data: DataOption = "mnist-mini",
+    threat: Annotated[str | None, typer.Option(help=f"{THREATS} linf:0.1 if not given.", show_default=False)] = None,
+    minimum: Annotated[bool, typer.Option("--minimum", help="Find the nearest example; takes no --threat.")] = False,
+    norm: Annotated[str | None, typer.Option(help="With --minimum: linf, l2 (default) or l1.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Attack (`holdfast methods attack`): cascade if not given; with --minimum: auto."),
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Option of the attack: name=value, e.g. steps=20.")] = None,
+    n: Annotated[int, typer.Option("--inputs", "--n", min=1, help="Attack the first N test inputs.")] = 500,
+    seed: SeedOption = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/attack-MODEL-THREAT-METHOD if not given.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    png: Annotated[
+        bool, typer.Option("--png", help="Also write PNG files of the examples that survive rounding to 8 bits.")
+    ] = False,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Find an adversarial example of each input, within a threat or as near as possible, and save it.
+
+    After a kill, run the same command with --resume: it continues where it stopped.
+    """
+    if minimum and threat is not None:
+        raise InputError("--minimum looks for the nearest example and has no --threat; give --norm linf, l2 or l1")
+    if norm is not None and not minimum:
+        raise InputError("--norm goes with --minimum; a --threat such as l2:0.5 names its norm itself")
+    goal = (norm or "l2") if minimum else hf.threat(threat or "linf:0.1")
+    method = method or ("auto" if minimum else "cascade")
+    options = dict(parse_option(text) for text in option or [])
+    network, dataset = open_both(model, data, architecture, root)
+    folder = out or run_folder("attack", model.stem, *(("minimum",) if minimum else ()), str(goal), method)
+    how: dict[str, Any] = {"options": options, "n": n, "seed": seed, "resume": resume, "png": png}
+    try:
+        run = attack_run(network, dataset, goal, method, out=folder, name=model.stem, **how)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; finished batches are in {folder}. Go on: same command with --resume") from None
+    console.print(summary_table(run.summary))
+    if png:
+        pictures = run.summary["png"]
+        outside = "" if minimum else f", {pictures['outside']} outside the threat"
+        typer.echo(
+            f"pictures: {pictures['written']} in {folder / 'png'}; "
+            f"lost to 8 bits: {pictures['right_again']} classified right again{outside}"
+        )
+    typer.echo(f"results: {folder / 'results.csv'}")

@@ -1,0 +1,135 @@
+"""`holdfast audit`: the bracket of a model."""
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+import holdfast as hf
+from holdfast.cli.common import (
+    THREATS,
+    ArchitectureOption,
+    DataOption,
+    ModelArgument,
+    RootOption,
+    SeedOption,
+    open_both,
+    run_folder,
+)
+from holdfast.errors import InputError, did_you_mean
+
+app = typer.Typer()
+console = Console()
+SMOOTHED_COPIES = 100  # of an audited model, in each look at it
+FLOORS = ("certified", "attacked", "clean")
+
+
+@app.command()
+def audit(
+    model: ModelArgument,
+    data: DataOption = "mnist-mini",
+    threat: Annotated[
+        list[str] | None, typer.Option(help=f"{THREATS} linf:0.1 if not given; may be given several times.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="quick, standard, thorough, or a time: 90s, 10m, 2h.")] = "standard",
+    n: Annotated[int, typer.Option("--n", help="Audit the first N test inputs.")] = 500,
+    budgets: Annotated[int, typer.Option(help="Number of budgets to report, up to the budget of the threat.")] = 5,
+    attack: Annotated[
+        str | None, typer.Option(help="Run only this attack (`holdfast methods attack`); with --sigma: pgd.")
+    ] = None,
+    certify: Annotated[
+        str | None,
+        typer.Option(help="Run only this certificate (`holdfast methods certify`), or none; with --sigma: smoothing."),
+    ] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="Split the results by FILE.csv:COLUMN, one row for each test input.")
+    ] = None,
+    fail_under: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Exit with code 1 if a share is lower, for any threat: certified=0.8, attacked=0.9, clean=0.95."
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray to spread the work over a cluster.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Address of the Ray cluster; started here if not given.")] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Audit the model smoothed with this noise; train it with the same noise.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-THREAT if not given.")] = None,
+    seed: SeedOption = 0,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Bracket the robust accuracy of a model between what attacks break and what proofs guarantee.
+
+    After a kill, run the same command again: it continues where it stopped.
+    """
+    threats = threat or ["linf:0.1"]
+    limits = [hf.threat(text) for text in threats]
+    floors = [parse_floor(text) for text in fail_under or []]
+    columns = dict(read_column(text) for text in group or [])
+    network, dataset = open_both(model, data, architecture, root)
+    folder = out or run_folder("audit", model.stem, *threats)
+    if sigma is not None:  # each look at the smoothed model costs as many passes as it has copies
+        network = hf.Smoothed(network, sigma, n=SMOOTHED_COPIES).eval()
+    result = hf.audit(
+        network,
+        dataset,
+        limits,
+        budget=budget,
+        n=n,
+        budgets=budgets,
+        attack=attack,
+        certify=None if certify == "none" else certify or "auto",
+        groups=columns,
+        out=folder,
+        seed=seed,
+        name=model.stem,
+        engine=cast(Any, engine),
+        address=address,
+    )
+    console.print(result.table())
+    typer.echo(f"report: {folder / 'report.html'}")
+    failed = [text for floor in floors for text in below(result, *floor)]
+    for text in failed:
+        typer.echo(f"failed: {text}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def parse_floor(text: str) -> tuple[str, float]:
+    """Parse `certified=0.8` into name and share."""
+    name, _, share = text.partition("=")
+    try:
+        value = float(share)
+    except ValueError:
+        value = -1.0
+    if name not in FLOORS or not 0 <= value <= 1:
+        raise InputError(f"cannot read --fail-under '{text}'; write certified=0.8, attacked=0.8 or clean=0.8")
+    return name, value
+
+
+def below(result: hf.Audit, name: str, floor: float) -> list[str]:
+    """List the threats whose share is below the floor, one sentence each."""
+    if name == "clean":
+        return [] if result.clean >= floor else [f"clean accuracy {result.clean:.4f} is below {floor:g}"]
+    found = ((bracket.threat, getattr(bracket, name)[-1]) for bracket in result.brackets)
+    return [f"{name} accuracy {value:.4f} at {threat} is below {floor:g}" for threat, value in found if value < floor]
+
+
+def read_column(text: str) -> tuple[str, list[str]]:
+    """Read `FILE.csv:COLUMN` into the name of the column and its values."""
+    path, _, name = text.rpartition(":")
+    if not path or not name:
+        raise InputError(f"cannot read --group '{text}'; write FILE.csv:COLUMN")
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"cannot read --group '{text}': {error}") from error
+    known = list(rows[0]) if rows else []
+    if name not in known:
+        raise InputError(f"'{path}' has no column '{name}'. " + did_you_mean(name, known))
+    return name, [row[name] or "" for row in rows]

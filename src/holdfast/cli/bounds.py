@@ -1,0 +1,48 @@
+"""`holdfast bounds`: what each logit can become."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import holdfast as hf
+from holdfast.cli.common import (
+    ArchitectureOption,
+    DataOption,
+    ModelArgument,
+    RootOption,
+    ThreatOption,
+    open_both,
+    table,
+)
+from holdfast.errors import InputError
+
+app = typer.Typer()
+console = Console()
+
+
+@app.command()
+def bounds(
+    model: ModelArgument,
+    data: DataOption = "mnist-mini",
+    threat: ThreatOption = "linf:0.1",
+    method: Annotated[str, typer.Option(help="Bounds (`holdfast methods bounds`).")] = "crown",
+    index: Annotated[int, typer.Option("--input", min=0, help="Position of the test input.")] = 0,
+    architecture: ArchitectureOption = None,
+    root: RootOption = None,
+) -> None:
+    """Show the range of each logit of one input under the threat."""
+    limit = hf.threat(threat)
+    network, dataset = open_both(model, data, architecture, root)
+    if index >= len(dataset.test):
+        raise InputError(f"--input {index}: the test split has {len(dataset.test)} inputs")
+    x = dataset.test.x[index : index + 1]
+    result = hf.bounds(network, x, limit, method)
+    logits = network(x)[0].tolist()
+    rows = [
+        [name, f"{z:.4f}", f"{low:.4f}", f"{high:.4f}", "label" if k == int(dataset.test.y[index]) else ""]
+        for k, (name, z, low, high) in enumerate(
+            zip(dataset.classes, logits, result.lower[0].tolist(), result.upper[0].tolist(), strict=True)
+        )
+    ]
+    console.print(table(["class", "logit", "lower", "upper", ""], rows))
