@@ -348,3 +348,57 @@ def test_help_and_completion_do_not_wait_for_torch():
 def test_the_version_is_shown(holdfast):
     code, shown, _ = holdfast("--version")
     assert (code, shown.strip()) == (0, f"holdfast {hf.__version__}")
+
+
+OWN = """
+from torch import nn
+
+class MyNet(nn.Module):
+    def __init__(self, width=3):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(20, width), nn.ReLU(), nn.Linear(width, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A class in a file, a checkpoint of a training script, and a folder of pictures."""
+    Image = pytest.importorskip("PIL.Image")
+    (tmp_path / "mynet.py").write_text(OWN)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(20, 5), nn.ReLU(), nn.Linear(5, 2))
+    state = {f"module.layers.{name}": value for name, value in layers.state_dict().items()}
+    torch.save({"model": state, "epoch": 7}, tmp_path / "weights.pt")
+    for label in range(2):
+        (tmp_path / "photos" / "ab"[label]).mkdir(parents=True)
+        for i in range(10):
+            pixels = torch.randint(0, 256, (4, 5), dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(tmp_path / "photos" / "ab"[label] / f"{i}.png")
+    return ["weights.pt", "--architecture", "mynet.py:MyNet", "--arch-args", "width=5", "--data", "photos"]
+
+
+def test_a_class_of_the_users_own_is_attacked_certified_and_audited(holdfast, own):
+    normal = ["--mean", "0.5", "--std", "0.25"]
+    code, shown, error = holdfast("audit", *own, *normal, "--threat", "linf:2/255", "--budget", "quick", "--n", 4)
+    assert code == 0, error
+    assert "report:" in shown
+    for command in (["attack", "--method", "fgsm"], ["certify", "--method", "ibp"], ["bounds"]):
+        code, _, error = holdfast(command[0], *own, *normal, *command[1:], "--threat", "linf:2/255")
+        assert code == 0, error
+
+
+def test_what_is_wrong_with_a_class_of_the_users_own_is_one_line(holdfast, own):
+    weights, data = own[0], own[-2:]
+    for words, message in (
+        (["--architecture", "mynet.py:MyNett"], "has no class or function 'MyNett'. Did you mean 'MyNet'"),
+        (["--architecture", "mynet.py:MyNet"], "'layers.1.weight' has shape (5, 20), the model needs (3, 20)"),
+        (["--architecture", "mynet.py:MyNet", "--mean", "a"], "cannot read --mean 'a'"),
+        (["--arch-args", "width=5"], "--arch-args are arguments of an --architecture"),
+        (["--architecture", "mynet.py:MyNet", "--key", "modle"], "has no entry 'modle'. Did you mean 'model'"),
+    ):
+        code, _, error = holdfast("certify", weights, *words, *data)
+        assert code == 2
+        assert message in error
+        assert error.count("\n") == 1

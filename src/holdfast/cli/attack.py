@@ -8,13 +8,15 @@ from rich.console import Console
 
 import holdfast as hf
 from holdfast.cli.common import (
+    AS_IT_IS,
     THREATS,
-    ArchitectureOption,
     DataOption,
     ModelArgument,
+    Opening,
     RootOption,
     SeedOption,
     open_both,
+    opens_model,
     parse_option,
     run_folder,
 )
@@ -22,11 +24,12 @@ from holdfast.errors import InputError, Interrupted
 from holdfast.runs.attack_run import attack_run
 from holdfast.runs.attack_summary import summary_table
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 console = Console()
 
 
 @app.command()
+@opens_model
 def attack(
     model: ModelArgument,
     data: DataOption = "mnist-mini",
@@ -47,7 +50,7 @@ def attack(
     png: Annotated[
         bool, typer.Option("--png", help="Also write PNG files of the examples that survive rounding to 8 bits.")
     ] = False,
-    architecture: ArchitectureOption = None,
+    opening: Opening = AS_IT_IS,
     root: RootOption = None,
 ) -> None:
     """Find an adversarial example of each input, within a threat or as near as possible, and save it.
@@ -61,7 +64,7 @@ def attack(
     goal = (norm or "l2") if minimum else hf.threat(threat or "linf:0.1")
     method = method or ("auto" if minimum else "cascade")
     options = dict(parse_option(text) for text in option or [])
-    network, dataset = open_both(model, data, architecture, root)
+    network, dataset = open_both(model, data, opening, root)
     folder = out or run_folder("attack", model.stem, *(("minimum",) if minimum else ()), str(goal), method)
     how: dict[str, Any] = {"options": options, "n": n, "seed": seed, "resume": resume, "png": png}
     try:

@@ -9,24 +9,27 @@ from rich.console import Console
 
 import holdfast as hf
 from holdfast.cli.common import (
+    AS_IT_IS,
     THREATS,
-    ArchitectureOption,
     DataOption,
     ModelArgument,
+    Opening,
     RootOption,
     SeedOption,
     open_both,
+    opens_model,
     run_folder,
 )
 from holdfast.errors import InputError, did_you_mean
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 console = Console()
 SMOOTHED_COPIES = 100  # of an audited model, in each look at it
 FLOORS = ("certified", "attacked", "clean")
 
 
 @app.command()
+@opens_model
 def audit(
     model: ModelArgument,
     data: DataOption = "mnist-mini",
@@ -59,7 +62,7 @@ def audit(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-THREAT if not given.")] = None,
     seed: SeedOption = 0,
-    architecture: ArchitectureOption = None,
+    opening: Opening = AS_IT_IS,
     root: RootOption = None,
 ) -> None:
     """Bracket the robust accuracy of a model between what attacks break and what proofs guarantee.
@@ -70,7 +73,7 @@ def audit(
     limits = [hf.threat(text) for text in threats]
     floors = [parse_floor(text) for text in fail_under or []]
     columns = dict(read_column(text) for text in group or [])
-    network, dataset = open_both(model, data, architecture, root)
+    network, dataset = open_both(model, data, opening, root)
     folder = out or run_folder("audit", model.stem, *threats)
     if sigma is not None:  # each look at the smoothed model costs as many passes as it has copies
         network = hf.Smoothed(network, sigma, n=SMOOTHED_COPIES).eval()

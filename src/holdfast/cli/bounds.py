@@ -7,33 +7,36 @@ from rich.console import Console
 
 import holdfast as hf
 from holdfast.cli.common import (
-    ArchitectureOption,
+    AS_IT_IS,
     DataOption,
     ModelArgument,
+    Opening,
     RootOption,
     ThreatOption,
     open_both,
+    opens_model,
     table,
 )
 from holdfast.errors import InputError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 console = Console()
 
 
 @app.command()
+@opens_model
 def bounds(
     model: ModelArgument,
     data: DataOption = "mnist-mini",
     threat: ThreatOption = "linf:0.1",
     method: Annotated[str, typer.Option(help="Bounds (`holdfast methods bounds`).")] = "crown",
     index: Annotated[int, typer.Option("--input", min=0, help="Position of the test input.")] = 0,
-    architecture: ArchitectureOption = None,
+    opening: Opening = AS_IT_IS,
     root: RootOption = None,
 ) -> None:
     """Show the range of each logit of one input under the threat."""
     limit = hf.threat(threat)
-    network, dataset = open_both(model, data, architecture, root)
+    network, dataset = open_both(model, data, opening, root)
     if index >= len(dataset.test):
         raise InputError(f"--input {index}: the test split has {len(dataset.test)} inputs")
     x = dataset.test.x[index : index + 1]

@@ -7,22 +7,25 @@ import typer
 
 import holdfast as hf
 from holdfast.cli.common import (
-    ArchitectureOption,
+    AS_IT_IS,
     DataOption,
     ModelArgument,
+    Opening,
     RootOption,
     ThreatOption,
     open_both,
+    opens_model,
     parse_option,
 )
 from holdfast.errors import InputError, Interrupted
 from holdfast.registry import get
 from holdfast.runs.certify_run import certify_run, write_rows
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@opens_model
 def certify(
     model: ModelArgument,
     data: DataOption = "mnist-mini",
@@ -42,7 +45,7 @@ def certify(
     option: Annotated[list[str] | None, typer.Option(help="Option of the method: name=value, e.g. seed=1.")] = None,
     out: Annotated[Path | None, typer.Option(help="Per-input results: a .csv or .json file.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue with the samples stored beside --out.")] = False,
-    architecture: ArchitectureOption = None,
+    opening: Opening = AS_IT_IS,
     root: RootOption = None,
 ) -> None:
     """Prove for each input that no perturbation of the threat changes its class.
@@ -58,7 +61,7 @@ def certify(
         options["n"] = n
     elif n is not None:
         inputs = n
-    network, dataset = open_both(model, data, architecture, root)
+    network, dataset = open_both(model, data, opening, root)
     x, y = dataset.test.x[:inputs], dataset.test.y[:inputs]
     kept = None if out is None else out.with_name(out.name + ".counts.npz")
     try:

@@ -11,7 +11,7 @@ from holdfast.errors import Interrupted
 from holdfast.runs.compare import compare as compare_runs
 from holdfast.runs.compare import default_folder
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 console = Console()
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from holdfast.cli.common import RootOption, table
 from holdfast.data import download, list_data
 
-app = typer.Typer(help="Data sets: what there is, and how to get it.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Data sets: what there is, and how to get it.", no_args_is_help=True)
 console = Console()
 
 

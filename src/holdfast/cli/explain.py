@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.cli.common import ArchitectureOption, DataOption, ModelArgument, RootOption, open_both
+from holdfast.cli.common import AS_IT_IS, DataOption, ModelArgument, Opening, RootOption, open_both, opens_model
 from holdfast.data import Split
 from holdfast.errors import InputError, StorageError
 from holdfast.explanations.core.pictures import Panel, draw, grey, models_figure, save_figure
@@ -32,7 +32,7 @@ class DefaultGroup(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(cls=DefaultGroup, help="Which features decide an answer.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, cls=DefaultGroup, help="Which features decide an answer.", no_args_is_help=True)
 
 MethodOption = Annotated[
     list[str] | None,
@@ -53,6 +53,7 @@ def parse_inputs(text: str, count: int) -> list[int]:
 
 
 @app.command(PICTURES)
+@opens_model
 def pictures(
     model: ModelArgument,
     data: DataOption = "mnist-mini",
@@ -63,11 +64,11 @@ def pictures(
     against: Annotated[list[Path] | None, typer.Option(help="Other models to compare with the first.")] = None,
     quantity: Annotated[str, typer.Option(help="logit, probability or margin.")] = "logit",
     seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
-    architecture: ArchitectureOption = None,
+    opening: Opening = AS_IT_IS,
     root: RootOption = None,
 ) -> None:
     """Draw explanations of chosen test inputs: one picture each, and all methods (and models) side by side."""
-    network, dataset = open_both(model, data, architecture, root)
+    network, dataset = open_both(model, data, opening, root)
     chosen = parse_inputs(inputs, len(dataset.test))
     x, y = dataset.test.x[chosen], dataset.test.y[chosen]
     names = [f"input {i}: {dataset.classes[label]}" for i, label in zip(chosen, y.tolist(), strict=True)]
@@ -92,7 +93,7 @@ def pictures(
             )
     save_figure(rows, out / "methods.svg", title=f"Explanations of {model.stem}")
     if against:
-        models = {model.stem: network, **{p.stem: open_both(p, data, architecture, root)[0] for p in against}}
+        models = {model.stem: network, **{p.stem: open_both(p, data, opening, root)[0] for p in against}}
         for chosen_method in method or list(METHODS):
             figure = models_figure(models, x, y, chosen_method, style=style, names=names, **how)  # type: ignore[arg-type]
             save_figure(figure, out / f"models-{chosen_method}.svg", title=f"{chosen_method} of several models")
@@ -103,6 +104,7 @@ def pictures(
 
 
 @app.command("locality")
+@opens_model
 def locality_command(
     model: ModelArgument,
     data: DataOption = "digit-scenes",
@@ -111,13 +113,13 @@ def locality_command(
     n: Annotated[int, typer.Option("--n", min=1, help="Score the first N test inputs.")] = 200,
     out: Annotated[Path | None, typer.Option(help="Scores of each input, a .csv file.")] = None,
     seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
-    architecture: ArchitectureOption = None,
+    opening: Opening = AS_IT_IS,
     root: RootOption = None,
 ) -> None:
     """Score how well explanations overlap the boxes around the objects: precision, recall, F1, pointing game."""
     if out is not None and out.suffix != ".csv":
         raise InputError(f"--out must end in .csv, got '{out}'")
-    network, dataset = open_both(model, data, architecture, root)
+    network, dataset = open_both(model, data, opening, root)
     part = dataset.test[:n]
     where = _boxes(part, boxes)
     table = Table("method", "score", "mean", "95 %", "inputs", box=None, header_style="bold", pad_edge=False)

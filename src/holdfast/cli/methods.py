@@ -15,7 +15,7 @@ from holdfast.errors import InputError
 from holdfast.registry import KINDS, Method, get
 from holdfast.utils.options import Option
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 console = Console()
 
 

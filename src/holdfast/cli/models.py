@@ -6,7 +6,7 @@ from rich.console import Console
 from holdfast.cli.common import table
 from holdfast.models import list_models
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 console = Console()
 
 

@@ -8,7 +8,7 @@ import typer
 from holdfast.audits import load_audit, render
 from holdfast.errors import StorageError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.cli.common import table
 from holdfast.training import list_recipes, parse_override
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 console = Console()
 
 

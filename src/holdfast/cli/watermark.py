@@ -41,7 +41,7 @@ from holdfast.models import load_model, make_model, save_model
 from holdfast.utils.files import write_text
 from holdfast.utils.hashes import hash_model, hash_tensors
 
-app = typer.Typer(help="Watermarks in the weights, with a certificate.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Watermarks in the weights, with a certificate.", no_args_is_help=True)
 console = Console()
 PGD = "parameter-pgd"
 
