@@ -216,3 +216,17 @@ def test_membership_refuses_what_is_outside():
     assert not hf.Linf(1.0).contains(x + 0.6, x).item()  # inside the ball, outside the valid range
     assert not hf.Box(torch.tensor([0.1, 0.0, 0.1, 0.1])).contains(x + 0.05, x).item()
     assert hf.Linf(0.1).contains(x + 0.1, x).item()
+
+
+def test_wherever_a_threat_is_taken_its_text_is_taken_too():
+    model = torch.nn.Linear(2, 2).eval()
+    x = torch.rand(6, 2)
+    y = model(x).argmax(1)
+    given, text = hf.Linf(8 / 255), "linf:8/255"
+    assert torch.equal(hf.attack(model, x, y, text, "pgd").x_adv, hf.attack(model, x, y, given, "pgd").x_adv)
+    assert torch.equal(hf.certify(model, x, y, text).margin, hf.certify(model, x, y, given).margin)
+    assert torch.equal(hf.bounds(model, x, text).lower, hf.bounds(model, x, given).lower)
+    assert torch.equal(hf.guard(model, text)(x).prediction, hf.guard(model, given)(x).prediction)
+    assert hf.threat(given) is given
+    with pytest.raises(hf.InputError, match="or a text such as 'linf:8/255', got 3"):
+        hf.attack(model, x, y, 3, "pgd")

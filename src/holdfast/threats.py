@@ -509,14 +509,20 @@ _BALLS: dict[str, type[_Ball]] = {"linf": Linf, "l2": L2, "l1": L1}
 NAMES: tuple[str, ...] = (*_BALLS, "patch", "sparse")
 
 
-def threat(text: str) -> Threat:
-    """Reads a threat from text: `linf:8/255`, `l2:0.5`, `patch:5x5`, `sparse:10`; `@low:high` sets the valid range.
+def threat(text: str | Threat) -> Threat:
+    """Read a threat from text: `linf:8/255`, `l2:0.5`, `patch:5x5`, `sparse:10`; `@low:high` sets the valid range.
+
+    A threat is returned as it is, so that every function takes both.
 
     >>> threat("linf:8/255") == Linf(8 / 255)
     True
     >>> threat("l2:0.5@-1:1")
     L2(low=-1.0, high=1.0, eps=0.5)
     """
+    if isinstance(text, Threat):
+        return text
+    if not isinstance(text, str):
+        raise InputError(f"the threat must be one of hf.Linf, hf.L2, ..., or a text such as 'linf:8/255', got {text!r}")
     body, _, valid = text.strip().lower().partition("@")
     name, _, size = body.partition(":")
     if name not in NAMES:

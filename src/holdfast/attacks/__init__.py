@@ -43,6 +43,7 @@ from holdfast.random import Noise
 from holdfast.registry import get
 from holdfast.results import AttackResult
 from holdfast.threats import Box, Threat
+from holdfast.threats import threat as read_threat
 
 __all__ = ["Nearest", "StraightThrough", "attack", "nearest", "transfer_matrix"]
 
@@ -54,7 +55,7 @@ def attack(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    threat: Threat,
+    threat: Threat | str,
     method: str = "cascade",
     *,
     seed: int = 0,
@@ -86,7 +87,8 @@ def attack(
         torch.Size([4])
     """
     entry = get("attack", method)
-    options = entry.check(threat if isinstance(threat, Threat) else None, options)
+    threat = read_threat(threat)
+    options = entry.check(threat, options)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
     if isinstance(threat, Box) and threat.batched:

@@ -18,11 +18,12 @@ from holdfast.errors import HoldfastError
 from holdfast.registry import get
 from holdfast.results import Bounds
 from holdfast.threats import Threat
+from holdfast.threats import threat as read_threat
 
 __all__ = ["Ascent", "bounds"]
 
 
-def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", **options: Any) -> Bounds:
+def bounds(model: nn.Module, x: Tensor, threat: Threat | str, method: str = "crown", **options: Any) -> Bounds:
     """Bound every logit over the threat set from below and above.
 
     Gradients flow to the parameters of the model, so that a bound can be trained.
@@ -42,7 +43,8 @@ def bounds(model: nn.Module, x: Tensor, threat: Threat, method: str = "crown", *
         True
     """
     entry = get("bounds", method)
-    options = entry.check(threat if isinstance(threat, Threat) else None, options)
+    threat = read_threat(threat)
+    options = entry.check(threat, options)
     check_precision(x)
     logits = check_task(model, x, None, threat)
     with trace_once(model, x, logits):

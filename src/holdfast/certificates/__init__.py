@@ -36,6 +36,7 @@ from holdfast.errors import SoundnessError
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.threats import threat as read_threat
 from holdfast.utils.options import Count, check_options, options_of
 
 __all__ = ["GloRo", "Smoothed", "certify", "prove", "radius"]
@@ -50,7 +51,7 @@ def certify(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    threat: Threat,
+    threat: Threat | str,
     method: str = "auto",
     *,
     chunk: Count = 256,
@@ -78,7 +79,8 @@ def certify(
         True
     """
     entry = get("certify", method)
-    options = entry.check(threat if isinstance(threat, Threat) else None, options)
+    threat = read_threat(threat)
+    options = entry.check(threat, options)
     check_options(options_of(certify), {"chunk": chunk}, "call of certify")
     if isinstance(model, Smoothed):
         model, options = unwrap(model, method, options)

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from holdfast.certificates import Smoothed, certify, prove
 from holdfast.checks import check_logits, check_model, check_task
-from holdfast.errors import InputError, UnsupportedError
+from holdfast.errors import UnsupportedError
 from holdfast.models.zoo.centroid import CentroidNet
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.threats import threat as read_threat
 from holdfast.utils.options import check_options, options_of
 
 ABSTAIN = -1
@@ -72,7 +73,7 @@ class Guard(nn.Module):
         return label, prove(self.model, x, label, self.threat, self.method, logits, **self.options)
 
 
-def guard(model: nn.Module, threat: Threat, method: str = "auto", **options: Any) -> nn.Module:
+def guard(model: nn.Module, threat: Threat | str, method: str = "auto", **options: Any) -> nn.Module:
     """A module that answers with a class and a certified radius, or abstains.
 
     It answers where the certificate proves that no input of the threat set changes the predicted class. Two inputs with
@@ -97,8 +98,7 @@ def guard(model: nn.Module, threat: Threat, method: str = "auto", **options: Any
         [0, -1]
     """
     check_model(model)
-    if not isinstance(threat, Threat):
-        raise InputError(f"the threat must be one of hf.Linf, hf.L2, ..., got {threat!r}")
+    threat = read_threat(threat)
     if method == "auto" and isinstance(model, CentroidNet):
         method = "centroid"
     door, entry = options_of(certify), get("certify", method)
