@@ -162,7 +162,7 @@ def test_bad_arguments_are_refused_at_once():
     with pytest.raises(InputError, match="one output"):
         guard(nn.Linear(2, 1).eval(), hf.L2(0.1), "gloro")(torch.rand(2, 2))
     with pytest.raises(InputError, match="threat must be one of"):
-        guard(linear(), "linf:0.1")
+        guard(linear(), 0.1)
     with pytest.raises(InputError, match="outside the valid range"):
         guard(linear(), hf.Linf(0.1))(torch.full((2, 2), 3.0))
     with pytest.raises(InputError, match="failed on a batch"):
