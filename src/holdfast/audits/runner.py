@@ -21,6 +21,7 @@ from holdfast.audits.saved import FILES, save_audit
 from holdfast.audits.schedule import carry_out
 from holdfast.audits.side import Side, make_side
 from holdfast.audits.store import Store
+from holdfast.bounding.graph.once import trace_once
 from holdfast.certificates import Smoothed
 from holdfast.data import Dataset
 from holdfast.errors import InputError
@@ -119,6 +120,7 @@ def audit(
         Store(folder and folder / STORE, case.fingerprint, created=started) as store,
         progress_bars(progress) as bars,
         seeded(seed, to_model(model, x[:1], y[:1])[0].device),
+        trace_once(model),
     ):
         live = Live(folder, {"name": called, "data": label, "created": store.created})
         sides = tuple(make_side(i, one, budgets, case.plan.finer) for i, one in enumerate(case.threats))
