@@ -242,7 +242,7 @@ def test_png_writes_only_pictures_that_still_fool_the_model(holdfast, refused, d
         (["--method", "pgd", "--option", "step=3"], "has no option 'step'. Did you mean 'steps'?"),
         (["--method", "pgd", "--option", "steps=few"], "option 'steps' of the method 'pgd': expected an integer"),
         (["--method", "pgd", "--option", "steps=2.5"], "expected an integer >= 1, got 2.5"),
-        (["--method", "pgd", "--option", "steps=0"], "steps and restarts must be at least 1, got 0"),
+        (["--method", "pgd", "--option", "steps=0"], "expected an integer >= 1, got 0"),
         (["--method", "pgd", "--option", "loss=cee"], "unknown loss 'cee'"),
         (["--method", "pgd", "--option", "steps"], "cannot read the option 'steps'; write name=value"),
         (["--minimum", "--threat", "l2:1"], "--minimum looks for the nearest example and has no --threat"),

@@ -36,7 +36,7 @@ WITHOUT_RULE |= {name: "transpose" for name in NAMES if name.startswith("vit")}
 def small(name):
     """The model with thin layers and small images, statistics as if it were trained, and the shape of its inputs."""
     entry = catalog._ENTRIES[name]
-    known = entry.options()
+    known = {option.name: option.default for option in entry.options().values()}
     options = {key: value for key, value in SMALL.items() if key in known}
     if "layers" in known:
         options["layers"] = tuple(
