@@ -194,9 +194,9 @@ def _search(
     for step, size in enumerate(sizes):
         if s.over:
             break
-        stay = s.drop()
+        before, stay = s.row, s.drop()
         if stay is not None:
-            best = best[stay]
+            s.x_adv[before], best = best, best[stay]
             if windows is not None:
                 windows.select(stay)
         if step % _BLOCK == 0 or stay is not None:
@@ -215,9 +215,10 @@ def _search(
         else:
             logits = model(proposal[:])
         kept = s.better(margin(logits, s.y), logits.argmax(1) != s.y)
-        best[kept] = s.x_adv[s.row[kept]] = proposal[kept]
+        best[kept] = proposal[kept]
         if local is not None:
             local.settle(_others(kept, len(best)))
+    s.x_adv[s.row] = best
     return s.result("square")
 
 
