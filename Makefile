@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN ?= runs/demo
 JOBS ?= 2
 
-.PHONY: demo test quick setup lint docs bench clean
+.PHONY: demo test coverage quick setup lint docs bench clean
 
 setup: $(VENV)/.done
 
@@ -19,6 +19,9 @@ demo: setup
 	$(BIN)/python examples/demo.py --out $(RUN)
 
 test: setup
+	$(BIN)/python -m pytest -n $(JOBS)
+
+coverage: setup # the same tests, in half as much time again
 	$(BIN)/python -m pytest -n $(JOBS) --cov=src/holdfast --cov-report=term:skip-covered --cov-fail-under=90
 
 quick: setup

@@ -51,7 +51,7 @@ _ONCE: ContextVar[Once | None] = ContextVar("once", default=None)
 
 
 def _digests(x: Tensor) -> list[bytes]:
-    rows = x.detach().cpu().flatten(1).contiguous().numpy()
+    rows = x.detach().cpu().flatten(1).contiguous().view(torch.uint8).numpy()  # bytes: NumPy has no bfloat16
     return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
 
 
