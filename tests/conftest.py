@@ -11,6 +11,11 @@ from nets import QUICK_ATTACKS, tiny_nets
 from holdfast.attacks import autoattack
 
 SLOW = (
+    "analyze",
+    "explanations",
+    "testing",
+    "certificates/complete",
+    "bounding/lipschitz",
     "soundness",
     "audits",
     "serve",
