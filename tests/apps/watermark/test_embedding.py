@@ -169,8 +169,8 @@ def test_the_mark_survives_noise_that_the_backdoor_does_not(marked):
     [
         ({"noise": -0.1}, "noise"),
         ({"noise": math.nan}, "noise"),
-        ({"levels": 0}, "levels must be at least 1"),
-        ({"samples": 0}, "samples must be at least 1"),
+        ({"levels": 0}, "levels.*>= 1"),
+        ({"samples": 0}, "samples.*>= 1"),
         ({"warm_up": -1}, "warm_up"),
         ({"epochs": 0}, "epochs"),
         ({"lr": 0.0}, "lr"),
