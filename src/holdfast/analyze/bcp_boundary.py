@@ -73,10 +73,7 @@ def tau(model: nn.Module, x: Tensor, threat: Threat, *, chunk: int = 256) -> Tau
     """The mean over all i != j of t_i(x; j), the fall of z_j - z_i from its value at x to its bound.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).
         threat: a ball.
-        chunk: inputs worked on at a time; the answer does not change.
     """
     _check(threat)
     check_task(model, x, None, threat)
@@ -140,7 +137,6 @@ def boundary_svg(b: Boundary, *, title: str = "Verification boundary", names: Se
 
     Args:
         b: from `verification_boundary`.
-        title: above the picture.
         names: names of all classes; their numbers if None.
     """
     own, other = (str(c) if names is None else names[c] for c in b.classes)

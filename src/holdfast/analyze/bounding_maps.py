@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import InputError
+from holdfast.utils.show import Shown
 
 
-@dataclass(frozen=True, eq=False)
-class Similarity:
+@dataclass(frozen=True, eq=False, repr=False)
+class Similarity(Shown):
     """Cosines between the half-widths of every two inputs.
 
     For scale: two vectors uniform in [0, 1]^n have a cosine of 3/4 for large n. All boxes of a linear classifier with
@@ -30,8 +31,8 @@ class Similarity:
     matrix: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureRobustness:
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureRobustness(Shown):
     """How far each input value may move, over all inputs.
 
     Attributes:

@@ -135,7 +135,6 @@ def point_gradients(
 
     Args:
         curve, loss: see the top of this file.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
         t: in [0, 1].
         model: to work on, in the mode wanted; a copy in eval mode if none is given.
     """

@@ -18,12 +18,13 @@ from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.threats import Threat
 from holdfast.training.outputs import forward, top_layer
+from holdfast.utils.show import Shown
 
 Kind = Literal["easy", "random", "hard"]
 
 
-@dataclass(frozen=True, eq=False)
-class GroupStatistics:
+@dataclass(frozen=True, eq=False, repr=False)
+class GroupStatistics(Shown):
     """Means over each group of instances; NaN where a group is empty.
 
     Attributes:
@@ -150,7 +151,6 @@ def group_statistics(
         steps: steps of PGD.
         step_size: in the threat's own unit; 2.5 * budget / steps if none is given.
         seed: fixes the random starts.
-        chunk: inputs worked on at a time; the answer does not change.
     """
     if steps < 1 or chunk < 1:
         raise InputError(f"steps and chunk must be at least 1, got {steps} and {chunk}")

@@ -17,10 +17,11 @@ from holdfast.checks import check_inputs, check_logits, check_model, check_place
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.threats import L2
+from holdfast.utils.show import Shown
 
 
-@dataclass(frozen=True, eq=False)
-class LipschitzLower:
+@dataclass(frozen=True, eq=False, repr=False)
+class LipschitzLower(Shown):
     """The steepest pair of inputs found from each start.
 
     Attributes:

@@ -26,12 +26,13 @@ from holdfast.training.accuracy import evaluate
 from holdfast.training.curvature import relu_layers, trace_hutchinson
 from holdfast.training.outputs import forward, top_layer
 from holdfast.training.workers import Workers
+from holdfast.utils.show import Shown
 
 Mode = Literal["first-order", "log", "spherical"]
 
 
-@dataclass(frozen=True, eq=False)
-class PacBayes:
+@dataclass(frozen=True, eq=False, repr=False)
+class PacBayes(Shown):
     """The objective at the best variances, term by term.
 
     Attributes:
@@ -173,7 +174,6 @@ def pac_bayes_of(
     trained on the same data. Compare values at equal beta, sigma0_sq and network.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs, shape (n, ...).  y: labels, shape (n,).
         threat: what the attack may do.
         beta: n if none is given.
@@ -181,7 +181,6 @@ def pac_bayes_of(
         steps: steps of PGD, each 2.5 budget / steps long.
         samples: sign vectors of Hutchinson's estimator for each batch.
         seed: fixes the attack and the estimator.
-        batch_size: inputs at a time.
     """
     first = check_task(model, x[:batch_size], y[:batch_size], threat.select(slice(batch_size)))
     check_inputs(x, threat.low, threat.high)
@@ -242,13 +241,11 @@ def robust_gap(
     """Robust accuracy on training data less that on test data, both under the same PGD.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
         train: inputs (n, ...) and labels (n,) of the training split, or of a part of it.
         test: the same of the test split.
         threat: what the attack may do; at budget 0 the gap is the usual one.
         steps: steps of PGD.
         seed: fixes its random starts.
-        batch_size: inputs at a time.
     """
     if steps < 1:
         raise InputError(f"steps must be at least 1, got {steps}")

@@ -14,10 +14,11 @@ from holdfast.bounding.linear.slopes import LowerSlopes, pre_activations
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.threats import Patch, Threat
+from holdfast.utils.show import Shown
 
 
-@dataclass(frozen=True, eq=False)
-class ReluState:
+@dataclass(frozen=True, eq=False, repr=False)
+class ReluState(Shown):
     """Counts of the ReLUs of each input; l and u bound the value before the ReLU.
 
     Attributes:
@@ -56,7 +57,6 @@ def relu_state(
 
     Args:
         model: from (B, ...) to logits (B, K), in eval mode, with ReLUs.
-        x: inputs, shape (B, ...).
         threat: any but patches, which are many regions for each input.
         hidden: bounds by CROWN instead of intervals.
         bins: bins of the histogram.

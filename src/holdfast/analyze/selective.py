@@ -14,14 +14,15 @@ from torch import Tensor
 
 from holdfast.errors import InputError
 from holdfast.random import Noise
+from holdfast.utils.show import Shown
 from holdfast.utils.svg import STYLES, Axes, figure, rounds, stroke, text
 
 WIDTH, HEIGHT = 640, 400  # of the chart
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 50, 55  # from its edges to its axes
 
 
-@dataclass(frozen=True, eq=False)
-class RiskCoverage:
+@dataclass(frozen=True, eq=False, repr=False)
+class RiskCoverage(Shown):
     """Risk against coverage, one entry for each distinct score, (N,) float64, from the highest score to the lowest.
 
     Attributes:
@@ -117,7 +118,6 @@ def rejection_rates(
         predict: from inputs (B, ...) to classes (B,) int64, -1 for a rejection, such as
             `lambda x: hf.guard(model, threat)(x).prediction`; see also `rejecting`.
         groups: inputs by name, at least one each. `probes` makes some that no model should judge.
-        chunk: inputs at a time.
     """
     empty = [name for name, x in groups.items() if len(x) == 0]
     if empty:

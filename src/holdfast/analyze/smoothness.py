@@ -102,7 +102,6 @@ def loss_variation(
     Args:
         model: in the mode in which it is trained.
         loss: see the top of this file.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
         lr: learning rate of now.
         factors: multiples of lr; 0 for the loss as it is.
     """

@@ -18,6 +18,7 @@ from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.threats import Patch, Threat
+from holdfast.utils.show import Shown
 
 Rule = Callable[[Relaxation, Tensor, Noise], Tensor]
 """From a relaxed network, labels (B,) and noise to lower bounds of z_y - z_j, (B, K)."""
@@ -39,8 +40,8 @@ RELAXATIONS: dict[str, Rule] = {
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
-@dataclass(frozen=True, eq=False)
-class Tightness:
+@dataclass(frozen=True, eq=False, repr=False)
+class Tightness(Shown):
     """How tight one relaxation is, per input; lower is tighter.
 
     Attributes:
@@ -69,12 +70,9 @@ def tightness(
     2021.) That one rule is tighter than another is a finding about averages; no rule wins on every input.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: any but patches, which are many regions for each input.
         relaxations: rules by name; give your own beside or instead of `RELAXATIONS`.
         seed: fixes the random slopes.
-        chunk: inputs worked on at a time; the answer does not change.
     """
     if isinstance(threat, Patch):
         raise UnsupportedError(f"tightness compares bounds over one region for each input; '{threat}' has many")

@@ -10,10 +10,7 @@ from nets import tiny_nets
 
 import holdfast as hf
 from holdfast.analyze.plots.charts import (
-    HEAD,
-    HEIGHT,
     STATES,
-    WIDTH,
     lines_svg,
     path_svg,
     relu_svg,
@@ -23,6 +20,7 @@ from holdfast.analyze.plots.charts import (
 from holdfast.analyze.relu_state import relu_state
 from holdfast.analyze.tightness import Tightness, tightness
 from holdfast.errors import InputError
+from holdfast.utils.panels import HEAD, HEIGHT, WIDTH
 from holdfast.utils.svg import STYLES
 
 SVG = "{http://www.w3.org/2000/svg}"

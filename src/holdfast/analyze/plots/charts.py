@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from holdfast.analyze.relu_state import ReluState
 from holdfast.analyze.tightness import QUANTILES, Tightness
 from holdfast.errors import InputError
-from holdfast.utils.svg import STYLES, Axes, decades, figure, inner_rounds, rounds, stroke, text
+from holdfast.utils.panels import line_keys, panel_at, panel_axes, panels_figure
+from holdfast.utils.svg import STYLES, inner_rounds
 
-WIDTH, HEIGHT, HEAD = 360, 270, 54  # of a panel with its labels; above all panels
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 44  # from the edges of a panel to its axes
 STATES = {"active": "#009e73", "unstable": "#e69f00", "dead": "#56b4e9"}  # Okabe and Ito's, as the lines
 
 # What a row of `smoothness.record` holds: title of its panel, and whether its axis is logarithmic where it can be.
@@ -29,7 +27,6 @@ def smoothness_svg(runs: Mapping[str, Sequence[Mapping[str, float]]], *, title: 
     Args:
         runs: rows of `smoothness.record` by name of the run, at most five runs. Measures that some run lacks are left
             out, and so are values that are not finite.
-        title: above all.
     """
     _check_names(runs)
     rows = [row for run in runs.values() for row in run]
@@ -42,8 +39,8 @@ def smoothness_svg(runs: Mapping[str, Sequence[Mapping[str, float]]], *, title: 
         name, log = MEASURES[key]
         keys = (key, "loss_low", "loss_high") if key == "loss" else (key,)
         values = [row[k] for row in rows for k in keys if math.isfinite(row[k])]
-        panel = _panel(i % 3, i // 3, steps, values, log=log)
-        parts += _axes(panel, name, "step", inner_rounds(min(steps), max(steps)))
+        panel = panel_at(i % 3, i // 3, steps, values, log=log)
+        parts += panel_axes(panel, name, "step", inner_rounds(min(steps), max(steps)))
         for (run, at), style in zip(runs.items(), STYLES, strict=False):
             seen = [row for row in at if all(math.isfinite(row[k]) for k in keys)]
             xs = [row["step"] for row in seen]
@@ -52,7 +49,7 @@ def smoothness_svg(runs: Mapping[str, Sequence[Mapping[str, float]]], *, title: 
                 edge += " " + panel.points(xs[::-1], [row["loss_low"] for row in seen[::-1]])
                 parts.append(f'<polygon points="{edge}" fill="{style[0]}" fill-opacity="0.2"/>')
             parts.append(panel.line(xs, [row[key] for row in seen], style, run))
-    return _figure(title, min(len(shown), 3), -(-len(shown) // 3), parts, _line_keys(runs))
+    return panels_figure(title, min(len(shown), 3), -(-len(shown) // 3), parts, line_keys(runs))
 
 
 def path_svg(
@@ -63,18 +60,17 @@ def path_svg(
     Args:
         paths: values at each t by name, such as what `connectivity.path_losses` gives; at most five, all finite.
         ts: places on the curve.
-        title: above all.
         y_label: what the values are.
     """
     _check_names(paths)
     values = [float(value) for path in paths.values() for value in path]
     if not ts or any(len(path) != len(ts) for path in paths.values()) or not all(map(math.isfinite, values)):
         raise InputError(f"each path needs {len(ts)} finite values, one for each t, and at least one")
-    panel = _panel(0, 0, ts, values)
-    parts = _axes(panel, y_label, "t", inner_rounds(min(ts), max(ts)))
+    panel = panel_at(0, 0, ts, values)
+    parts = panel_axes(panel, y_label, "t", inner_rounds(min(ts), max(ts)))
     for (name, path), style in zip(paths.items(), STYLES, strict=False):
         parts.append(panel.line(ts, map(float, path), style, name))
-    return _figure(title, 1, 1, parts, _line_keys(paths))
+    return panels_figure(title, 1, 1, parts, line_keys(paths))
 
 
 def lines_svg(
@@ -84,7 +80,6 @@ def lines_svg(
 
     Args:
         lines: values by name; at most five lines, each with at least one value, all finite.
-        title: above all.
         y_label, x_label: what the axes show.
         log: logarithmic vertical axis; all values must then be > 0.
     """
@@ -95,11 +90,11 @@ def lines_svg(
     if not all(map(math.isfinite, values)) or (log and min(values) <= 0):
         raise InputError(f"values must be finite{', and > 0 on a logarithmic axis' if log else ''}")
     steps = max(map(len, lines.values()))
-    panel = _panel(0, 0, (1, steps), values, log=log)
-    parts = _axes(panel, y_label, x_label, {1: "1", **inner_rounds(1, steps)})
+    panel = panel_at(0, 0, (1, steps), values, log=log)
+    parts = panel_axes(panel, y_label, x_label, {1: "1", **inner_rounds(1, steps)})
     for (name, line), style in zip(lines.items(), STYLES, strict=False):
         parts.append(panel.line(range(1, len(line) + 1), line, style, name))
-    return _figure(title, 1, 1, parts, _line_keys(lines))
+    return panels_figure(title, 1, 1, parts, line_keys(lines))
 
 
 def relu_svg(states: Mapping[float, ReluState], *, title: str = "ReLU states", x_label: str = "budget") -> str:
@@ -108,16 +103,15 @@ def relu_svg(states: Mapping[float, ReluState], *, title: str = "ReLU states", x
     Args:
         states: what `relu_state` gave for each budget, or after each epoch. Of those with unstable ReLUs the
             histograms of the first, the last and at most three between are drawn.
-        title: above all.
         x_label: what the keys of `states` are.
     """
     if not states or any(len(state.active) == 0 for state in states.values()):
         raise InputError("expected ReLU states of one input or more, for at least one budget or epoch")
     count = len(states)
-    panel = _panel(0, 0, (0, count), (0.0, 1.0))
+    panel = panel_at(0, 0, (0, count), (0.0, 1.0))
     # Room for about eight numbers.
     labels = {i + 0.5: f"{key:g}" for i, key in enumerate(states) if i % -(-count // 8) == 0}
-    parts = _axes(panel, "share of the ReLUs", x_label, labels)
+    parts = panel_axes(panel, "share of the ReLUs", x_label, labels)
     for i, state in enumerate(states.values()):
         counts = {name: int(getattr(state, name).sum()) for name in STATES}
         low, total = 0, sum(counts.values())
@@ -132,13 +126,13 @@ def relu_svg(states: Mapping[float, ReluState], *, title: str = "ReLU states", x
     some = [key for key, state in states.items() if int(state.slopes.sum()) > 0]
     few = list(dict.fromkeys(some[round(i * (len(some) - 1) / 4)] for i in range(5))) if some else []
     shares = {key: (states[key].slopes / states[key].slopes.sum()).tolist() for key in few}
-    panel = _panel(1, 0, (0, 1), [0.0, *(share for line in shares.values() for share in line)])
-    parts += _axes(panel, "share of the unstable ones", "slope of the chord", inner_rounds(0, 1))
+    panel = panel_at(1, 0, (0, 1), [0.0, *(share for line in shares.values() for share in line)])
+    parts += panel_axes(panel, "share of the unstable ones", "slope of the chord", inner_rounds(0, 1))
     for (key, line), style in zip(shares.items(), STYLES, strict=False):
         xs = [(i + side) / len(line) for i in range(len(line)) for side in (0, 1)]
         parts.append(panel.line(xs, [share for share in line for _ in (0, 1)], style, f"{x_label} {key:g}"))
     boxes = [(name, f'<rect width="14" height="12" y="-10" fill="{colour}"/>') for name, colour in STATES.items()]
-    return _figure(title, 2, 1, parts, boxes + _line_keys([f"{x_label} {key:g}" for key in few]))
+    return panels_figure(title, 2, 1, parts, boxes + line_keys([f"{x_label} {key:g}" for key in few]))
 
 
 def tightness_svg(results: Mapping[str, Tightness], *, title: str = "Tightness (lower is tighter)") -> str:
@@ -146,7 +140,6 @@ def tightness_svg(results: Mapping[str, Tightness], *, title: str = "Tightness (
 
     Args:
         results: what `tightness` gave, of one input or more, all finite.
-        title: above all.
     """
     if not results:
         raise InputError("expected the tightness of at least one relaxation")
@@ -157,8 +150,8 @@ def tightness_svg(results: Mapping[str, Tightness], *, title: str = "Tightness (
             if len(values) == 0 or not bool(values.isfinite().all()):
                 raise InputError(f"the bounds of '{key}' must be finite and of at least one input")
         boxes = [[float(values.quantile(q)) for q in QUANTILES.values()] for values in found.values()]
-        panel = _panel(column, 0, (0, len(found)), [value for box in boxes for value in box])
-        parts += _axes(panel, name, "", {i + 0.5: key for i, key in enumerate(found)})
+        panel = panel_at(column, 0, (0, len(found)), [value for box in boxes for value in box])
+        parts += panel_axes(panel, name, "", {i + 0.5: key for i, key in enumerate(found)})
         for i, box in enumerate(boxes):
             low, first, median, third, high = map(panel.up, box)
             left, middle, right = (panel.across(i + share) for share in (0.25, 0.5, 0.75))
@@ -168,37 +161,7 @@ def tightness_svg(results: Mapping[str, Tightness], *, title: str = "Tightness (
                 f'height="{first - third:.1f}" fill="#cfe3f1"/><line x1="{left:.1f}" x2="{right:.1f}" '
                 f'y1="{median:.1f}" y2="{median:.1f}"/></g>'
             )
-    return _figure(title, 2, 1, parts, [])
-
-
-def _panel(column: int, row: int, xs: Sequence[float], ys: Sequence[float], *, log: bool = False) -> Axes:
-    """Axes around the values; logarithmic only if that is possible."""
-    if not ys:
-        raise InputError("nothing to draw: no value is finite")
-    log = log and min(ys) > 0
-    left, top = WIDTH * column, HEAD + HEIGHT * row
-    edges = (left + LEFT, left + WIDTH - RIGHT, top + TOP, top + HEIGHT - BOTTOM)
-    return Axes(*edges, (min(xs), max(xs)), (decades if log else rounds)(min(ys), max(ys)), log)
-
-
-def _axes(panel: Axes, title: str, x_label: str, x_ticks: Mapping[float, str]) -> list[str]:
-    return [text(panel.left, panel.top - 12, title, size=14), *panel.grid(x_label, x_ticks)]
-
-
-def _line_keys(names: Sequence[str] | Mapping[str, object]) -> list[tuple[str, str]]:
-    return [(n, f'<path d="M0-4h24" {stroke(*style)}/>') for n, style in zip(names, STYLES, strict=False)]
-
-
-def _figure(title: str, columns: int, rows: int, parts: list[str], keys: list[tuple[str, str]]) -> str:
-    width, x, y, legend = WIDTH * columns, LEFT, 44, [text(LEFT, 20, title, size=16)]
-    for name, mark in keys:
-        size = 44 + 7 * len(name)  # about the width of the text
-        if x > LEFT and x + size > width:
-            x, y = LEFT, y + 18
-        legend.append(f'<g transform="translate({x} {y})">{mark}<text x="30">{escape(name)}</text></g>')
-        x += size
-    moved = [f'<g transform="translate(0 {y - 44})">', *parts, "</g>"]
-    return figure([*legend, *moved], width, y - 44 + HEAD + HEIGHT * rows, title=title)
+    return panels_figure(title, 2, 1, parts, [])
 
 
 def _check_names(lines: Mapping[str, object]) -> None:

@@ -15,13 +15,7 @@ STROKES = ("#000000", "#d0021b", "#0b5cad", "#3a7d1c")
 
 @torch.no_grad()
 def plane_svg(
-    model: nn.Module,
-    x: Tensor,
-    boxes: Mapping[str, Tensor],
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-    cells: int = 120,
+    model: nn.Module, x: Tensor, boxes: Mapping[str, Tensor], *, low: float = 0.0, high: float = 1.0, cells: int = 120
 ) -> str:
     """The classes over [low, high]^2 as colours, the points x, and boxes around them, as SVG.
 
