@@ -4,15 +4,9 @@ from holdfast.models.adapters import as_classifier
 from holdfast.models.catalog import ModelInfo, count_parameters, get_architecture, list_models, make_model
 from holdfast.models.disk import load_model, read_metadata, save_model
 from holdfast.models.layers import Arctan, MinMax, Normalize
-from holdfast.models.zoo import (
-    aol,  # noqa: F401  (each fills the table of architectures)
-    centroid,  # noqa: F401  (each fills the table of architectures)
-    ensemble,  # noqa: F401  (each fills the table of architectures)
-    liresnet,  # noqa: F401  (each fills the table of architectures)
-    plain,  # noqa: F401  (each fills the table of architectures)
-    resnets,  # noqa: F401  (each fills the table of architectures)
-    vit,  # noqa: F401  (each fills the table of architectures)
-)
+from holdfast.models.masked import build as _sub_networks  # noqa: F401  (fills the table)
+from holdfast.models.random import RandomNetwork, adv_bnn, rse
+from holdfast.models.zoo import aol, centroid, ensemble, liresnet, plain, resnets, vit  # noqa: F401  (fill the table)
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.models.zoo.ensemble import Ensemble
 
@@ -24,6 +18,8 @@ __all__ = [
     "MinMax",
     "ModelInfo",
     "Normalize",
+    "RandomNetwork",
+    "adv_bnn",
     "as_classifier",
     "count_parameters",
     "get_architecture",
@@ -31,5 +27,6 @@ __all__ = [
     "load_model",
     "make_model",
     "read_metadata",
+    "rse",
     "save_model",
 ]

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, fx, nn
 
-from holdfast.errors import InputError
+from holdfast.errors import InputError, either
 from holdfast.models.layers import Normalize
 
 Kind = Literal["logits", "probabilities", "score", "probability"]
@@ -77,9 +77,7 @@ def _before(mean: Any, std: Any, high: float) -> list[nn.Module]:
     """high * x, then (. - mean) / std, as one layer; none where that changes nothing."""
     if mean is None and std is None and high == 1:
         return []
-    shift = 0.0 if mean is None else mean
-    scale = 1.0 if std is None else std
-    layer = Normalize(shift, scale)
+    layer = Normalize(0.0 if mean is None else mean, 1.0 if std is None else std)
     layer.mean /= high
     layer.std /= high
     return [layer]
@@ -155,6 +153,7 @@ class Answer(nn.Module):
             raise InputError(
                 f"the model returns {_describe(answer)}, in which there is no {key!r}; say where the logits are with "
                 "as_classifier(module, output=...): a key, an attribute or a place"
+                + either("", "; on the command line --architecture FILE.py:NAME may be a function that returns that")
             ) from None
         if not _is_tensor(found):
             raise InputError(f"the output {key!r} of the model is a {type(found).__name__}, expected a tensor")

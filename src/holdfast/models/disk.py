@@ -7,7 +7,7 @@ import os
 import pickle
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.errors import InputError, StorageError
+from holdfast.errors import InputError, StorageError, either
 from holdfast.models.catalog import get_architecture, make_model
 from holdfast.models.layers import Normalize
 from holdfast.models.own import build_own, find_state, without_prefixes
+from holdfast.models.packed import PackedState, packed_sizes, unpack_state
 from holdfast.models.size import Sizes, at_most
 from holdfast.utils.limits import SHOWN, UNPACKED, check_values, load_tensors, parse_json, shortened, shortened_text
 
@@ -28,7 +29,8 @@ _KEY = "holdfast"  # entry of the safetensors header that holds our record, as J
 _HEADER = 8 * 2**20  # bytes of a safetensors header: enough for the names of 80,000 tensors
 _RECORD = 2**20  # bytes of our record
 _OPTIONS = 100_000  # values in an architecture
-_SUFFIXES = (".safetensors", ".pt", ".pth", ".onnx")
+NAMED = 3  # keys that an error names, of weights that do not fit
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".onnx", ".onnx.gz")
 State = dict[str, Tensor]
 Recipe = tuple[str, dict[str, Any]]
 
@@ -44,6 +46,13 @@ def save_model(model: nn.Module, path: str | Path, **metadata: Any) -> Path:
         path: ends in .safetensors; its folder exists.
         metadata: JSON values to keep with the model, such as epoch=30; `read_metadata` gives them back.
     """
+    return write_model(model, path, metadata)
+
+
+def write_model(
+    model: nn.Module, path: str | Path, metadata: dict[str, Any], *, pack: Callable[[State], PackedState] | None = None
+) -> Path:
+    """`save_model`, with tensors that `pack` puts into parts; see `holdfast.models.compact`."""
     path = Path(path)
     if path.suffix != ".safetensors":
         raise InputError(f"models are saved as .safetensors, got '{path}'; use '{path.with_suffix('.safetensors')}'")
@@ -53,15 +62,17 @@ def save_model(model: nn.Module, path: str | Path, **metadata: Any) -> Path:
     state = _tensors_of(model.state_dict(), "the model")
     if recipe is not None:
         _check_recipe(recipe, state)
-    header = {"format": "pt", _KEY: _record_text(recipe, metadata)}
+    packed = None if pack is None else pack(state)
+    state, parts = (state, {}) if packed is None else (packed.tensors, {"packed": packed.record})
+    header = {"format": "pt", _KEY: _record_text(recipe, metadata, parts)}
     # Copies: safetensors refuses tensors that share memory or are not contiguous.
     _write({name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in state.items()}, path, header)
     return path
 
 
-def _record_text(recipe: Recipe | None, metadata: dict[str, Any]) -> str:
+def _record_text(recipe: Recipe | None, metadata: dict[str, Any], parts: dict[str, Any]) -> str:
     """Our entry of the header; sorted, so that the same content gives the same bytes."""
-    record = {"version": version("holdfast"), "architecture": recipe, "metadata": metadata}
+    record = {"version": version("holdfast"), "architecture": recipe, "metadata": metadata, **parts}
     try:
         check_values(metadata)
         text = json.dumps(record, sort_keys=True, allow_nan=False)
@@ -142,10 +153,18 @@ def load_model(
     """
     if model is not None and architecture is not None:
         raise InputError("give the model as architecture, or as model, not both")
-    loaded = _load(Path(path), model if architecture is None else _make(architecture, options), key)
+    target = model if architecture is None else _make(architecture, options)
     if mean is None and std is None:
-        return loaded
-    return nn.Sequential(Normalize(0.0 if mean is None else mean, 1.0 if std is None else std), loaded).eval()
+        return _load(Path(path), target, key)
+    first = Normalize(0.0 if mean is None else mean, 1.0 if std is None else std)
+    if target is not None and _has_first_layer(Path(path), whole := nn.Sequential(first, target)):
+        return _load(Path(path), whole, key)
+    return nn.Sequential(first, _load(Path(path), target, key)).eval()
+
+
+def _has_first_layer(path: Path, whole: nn.Module) -> bool:
+    """Whether a file of ours holds the normalisation as well, as training leaves it; its own values then count."""
+    return path.suffix == ".safetensors" and path.is_file() and set(_read_header(path)[0]) == set(whole.state_dict())
 
 
 def _make(architecture: nn.Module | str, options: Mapping[str, Any] | None) -> nn.Module:
@@ -157,18 +176,20 @@ def _make(architecture: nn.Module | str, options: Mapping[str, Any] | None) -> n
 
 
 def _load(path: Path, model: nn.Module | None, key: str | None) -> nn.Module:
-    if path.suffix not in _SUFFIXES:
+    if not path.name.endswith(_SUFFIXES):
         raise InputError(f"cannot tell how to load '{path}': expected a name that ends in {', '.join(_SUFFIXES)}")
     if not path.is_file():
         raise StorageError(f"there is no model file '{path}'")
-    if path.suffix == ".onnx":
+    if path.name.endswith((".onnx", ".onnx.gz")):
         if model is not None:
-            raise InputError(f"'{path}' holds a whole network, not weights; call load_model without model=")
+            raise InputError(
+                f"'{path}' holds a whole network, not weights; load it without {either('model=', '--architecture')}"
+            )
         return _load_onnx(path)
     if path.suffix == ".safetensors":
-        sizes, recipe, _ = _read_header(path)
+        sizes, recipe, _, packed = _read_header(path)
         model, fresh = _target(model, recipe, without_prefixes(sizes), path)
-        state = without_prefixes(_read_tensors(path))
+        state = without_prefixes(_read_tensors(path, packed))
     else:
         state, recipe = _read_state_dict(path, key)
         model, fresh = _target(model, recipe, _sizes(state), path)
@@ -183,14 +204,21 @@ def _target(model: nn.Module | None, recipe: Recipe | None, sizes: Sizes, path: 
     """The module that the tensors of the file fit into, and whether it is a new one, without values."""
     if model is None:
         if recipe is None:
-            raise InputError(f"'{path}' holds weights but no architecture; build the model and give it as model=")
+            raise InputError(
+                f"'{path}' holds weights but no architecture; "
+                + either(
+                    "build the model and give it as model=",
+                    "give --architecture, a name of `holdfast models` or FILE.py:CLASS of your own",
+                )
+            )
         built = _build(recipe, f"'{path}'", sizes)
         _check_sizes(built, sizes, path)
         return built, True
     own = get_architecture(model)
     if own is not None and recipe is not None and own != recipe:
+        given = either("model=", "--architecture")
         raise InputError(
-            f"'{path}' holds {_recipe_text(recipe)}, but model= is {_recipe_text(own)}; call load_model without model="
+            f"'{path}' holds {_recipe_text(recipe)}, but {given} is {_recipe_text(own)}; load it without {given}"
         )
     _check_sizes(model, sizes, path)
     return model, False
@@ -203,23 +231,26 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     return _read_header(Path(path))[2]
 
 
-def _read_header(path: Path) -> tuple[Sizes, Recipe | None, dict[str, Any]]:
-    """What a safetensors file says about itself: shapes, architecture and metadata. No tensor is read."""
+def _read_header(path: Path) -> tuple[Sizes, Recipe | None, dict[str, Any], dict[str, Any] | None]:
+    """What a safetensors file says about itself: shapes, architecture, metadata, packed tensors. No tensor is read."""
     try:
         _check_header(path)
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            sizes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            sizes: Sizes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         text = header.get(_KEY, "{}")
         if len(text) > _RECORD:
             raise ValueError(f"its record has {len(text):,} characters, expected at most {_RECORD:,}")
         record = parse_json(text, finite=False)
-    except (OSError, SafetensorError, ValueError) as error:
+        packed = record.get("packed") if isinstance(record, dict) else None
+        if packed is not None:
+            sizes = packed_sizes(sizes, packed, path.stat().st_size)
+    except (OSError, SafetensorError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise StorageError(f"'{path}' is damaged or not a safetensors file: {error}") from error
     metadata = (record.get("metadata") or {}) if isinstance(record, dict) else None
     if not isinstance(metadata, dict):
         raise StorageError(f"'{path}' is damaged: its record is not a table, or the metadata in it are not")
-    return sizes, _as_recipe(record.get("architecture"), path), metadata
+    return sizes, _as_recipe(record.get("architecture"), path), metadata, packed
 
 
 def _check_header(path: Path) -> None:
@@ -230,11 +261,12 @@ def _check_header(path: Path) -> None:
         raise ValueError(f"its header has {size:,} bytes, expected at most {_HEADER:,}")
 
 
-def _read_tensors(path: Path) -> State:
+def _read_tensors(path: Path, packed: dict[str, Any] | None) -> State:
     try:
         with safe_open(path, framework="pt") as file:
             # Copies, so that the model does not live in a memory map of a file that may change.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            state = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        return state if packed is None else unpack_state(state, packed)
     except (OSError, SafetensorError, ValueError) as error:
         raise StorageError(f"'{path}' is damaged or not a safetensors file: {error}") from error
 
@@ -265,8 +297,11 @@ def _refusal(path: Path) -> InputError:
     return InputError(
         f"'{path}' is not a plain state dict: it holds pickled objects or code, and loading it could run anything. "
         "If you trust it, load it yourself in the environment that made it and convert it with "
-        "holdfast.models.save_model(model, 'model.safetensors'); then build the same architecture here and call "
-        "load_model('model.safetensors', model=...)."
+        "holdfast.models.save_model(model, 'model.safetensors'); then "
+        + either(
+            "build the same architecture here and call load_model('model.safetensors', model=...).",
+            "give that file with --architecture FILE.py:CLASS.",
+        )
     )
 
 
@@ -322,16 +357,18 @@ def _check_sizes(model: nn.Module, sizes: Sizes, path: Path) -> None:
         parts = [f"it lacks {_first(missing)} ({len(missing)} missing)"] if missing else []
         parts += [f"it has {_first(unknown)}, which the model has not ({len(unknown)} unknown)"] if unknown else []
         raise InputError(f"the weights in '{path}' are those of another architecture: {'; '.join(parts)}")
-    for name, shape in own.items():
-        if shape != sizes[name]:
-            raise InputError(
-                f"the weights in '{path}' are those of another architecture: '{name}' has shape {sizes[name]}, the "
-                f"model needs {shape}"
-            )
+    differ = [
+        f"'{name}' has shape {sizes[name]}, the model needs {own[name]}" for name in own if own[name] != sizes[name]
+    ]
+    if differ:
+        more = f" ({len(differ)} differ)" if len(differ) > NAMED else ""
+        raise InputError(
+            f"the weights in '{path}' are those of another architecture: {'; '.join(differ[:NAMED])}{more}"
+        )
 
 
-def _first(names: list[str], most: int = 3) -> str:
-    return ", ".join(shortened(name) for name in names[:most])
+def _first(names: list[str]) -> str:
+    return ", ".join(shortened(name) for name in names[:NAMED])
 
 
 def _check_kinds(model: nn.Module, state: State, path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from holdfast.errors import InputError, StorageError, did_you_mean
+from holdfast.errors import InputError, StorageError, argument, did_you_mean
 from holdfast.utils.limits import shortened_text
 
 T = TypeVar("T")
@@ -110,7 +110,9 @@ def find_state(content: object, source: str, key: str | None = None) -> dict[str
         name = usual[0] if usual else next(iter(found))
         return _plain(found[name], source, name)
     if found:
-        raise InputError(f"{source} holds several state dicts: {', '.join(map(str, found))}. Say which one with key")
+        raise InputError(
+            f"{source} holds several state dicts: {', '.join(map(str, found))}. Say which one with {argument('key')}"
+        )
     raise InputError(f"{source} holds no state dict: expected names with tensors, got {_kind(content)}")
 
 

@@ -1,5 +1,7 @@
 """Rules for the ONNX operations between the convolutions of modern networks. See `holdfast.models.onnx.convert`."""
 
+import math
+import operator
 from collections.abc import Callable
 
 import onnx
@@ -33,6 +35,65 @@ def _cast(network: Network, node: Node, inputs: list[Operand]) -> Value:
     return value
 
 
+def clip(network: Network, node: Node, inputs: list[Operand]) -> Value:
+    """Clip to constants; with one end it is a shifted ReLU."""
+    value = value_of(node, inputs[0])
+    ends = []
+    for index, name, default in ((1, "min", -math.inf), (2, "max", math.inf)):
+        operand = optional(inputs, index)
+        given = node.attributes.get(name, default) if operand is None else constant_of(node, operand, name)
+        ends.append(float(given))
+    low, high = ends
+    if math.isfinite(low) and math.isfinite(high):
+        return network.module("clip", nn.ReLU6() if (low, high) == (0, 6) else nn.Hardtanh(low, high), value)
+    if math.isfinite(low):
+        return _above(network, value, torch.tensor(low, dtype=value.dtype))
+    return _below(network, value, torch.tensor(high, dtype=value.dtype)) if math.isfinite(high) else value
+
+
+def _above(network: Network, value: Value, floor: Tensor) -> Value:
+    """max(x, c) = relu(x - c) + c."""
+    if not bool(floor.any()):
+        return network.module("relu", nn.ReLU(), value)
+    lifted = network.module("relu", nn.ReLU(), network.function(torch.sub, value, floor))
+    return network.function(torch.add, lifted, floor)
+
+
+def _below(network: Network, value: Value, ceiling: Tensor) -> Value:
+    """min(x, c) = c - relu(c - x)."""
+    room = network.module("relu", nn.ReLU(), network.function(torch.sub, ceiling, value))
+    return network.function(torch.sub, ceiling, room)
+
+
+def _extreme(network: Network, node: Node, inputs: list[Operand]) -> Value:
+    """Max or Min of a value with constants and other values, by ReLUs: max(x, y) = y + relu(x - y)."""
+    values = [operand for operand in inputs if isinstance(operand, Value)]
+    result = values[0]
+    for other in values[1:]:
+        ends = (result, other) if node.op == "Max" else (other, result)
+        more = network.module("relu", nn.ReLU(), network.function(torch.sub, *ends))
+        result = network.function(torch.add if node.op == "Max" else torch.sub, other, more)
+    for constant in (operand for operand in inputs if isinstance(operand, Tensor)):
+        result = (_above if node.op == "Max" else _below)(network, result, constant)
+    return result
+
+
+def _absolute(network: Network, node: Node, inputs: list[Operand]) -> Value:
+    """|x| = relu(x) + relu(-x), without rounding."""
+    value = value_of(node, inputs[0])
+    negative = network.module("relu", nn.ReLU(), network.function(operator.neg, value))
+    return network.function(torch.add, network.module("relu", nn.ReLU(), value), negative)
+
+
+def _power(network: Network, node: Node, inputs: list[Operand]) -> Value:
+    """Pow with a constant exponent."""
+    value, exponent = value_of(node, inputs[0]), constant_of(node, optional(inputs, 1), "exponent")
+    if exponent.numel() != 1:
+        raise node.unsupported("an exponent of its own for each value")
+    power = float(exponent)
+    return value if power == 1 else network.function(torch.pow, value, int(power) if power == int(power) else power)
+
+
 def _layer_norm(network: Network, node: Node, inputs: list[Operand]) -> Value:
     value, scale = value_of(node, inputs[0]), constant_of(node, inputs[1], "scale")
     axis = node.attributes.get("axis", -1) % len(value.shape)
@@ -46,13 +107,19 @@ def _layer_norm(network: Network, node: Node, inputs: list[Operand]) -> Value:
 
 
 ACTIVATIONS: dict[str, Rule] = {
+    "Abs": _absolute,
     "Cast": _cast,
     "Celu": elementwise(lambda node: nn.CELU(node.attributes.get("alpha", 1.0))),
+    "Clip": clip,
     "Elu": elementwise(lambda node: nn.ELU(node.attributes.get("alpha", 1.0))),
     "Gelu": elementwise(_gelu),
     "HardSigmoid": elementwise(_hard_sigmoid),
     "HardSwish": elementwise(lambda node: nn.Hardswish()),
     "LayerNormalization": _layer_norm,
+    "Max": _extreme,
+    "Min": _extreme,
+    "Neg": lambda network, node, inputs: network.function(operator.neg, value_of(node, inputs[0])),
+    "Pow": _power,
     "Softplus": elementwise(lambda node: nn.Softplus()),
     "Softsign": elementwise(lambda node: nn.Softsign()),
 }

@@ -5,6 +5,7 @@ it has for a batch of `SAMPLE_BATCH`. The rule for each operation is in `onnx_ru
 The batch dimension of the result is free, even where the file has fixed it.
 """
 
+import gzip
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
-from onnx.reference import ReferenceEvaluator
 from torch import Tensor, fx
 
 from holdfast.errors import HoldfastError, InputError, StorageError, UnsupportedError, did_you_mean
@@ -21,7 +21,9 @@ from holdfast.models.onnx.network import LARGEST_VALUE, SAMPLE_BATCH, Network, N
 from holdfast.models.onnx.operators import RULES
 from holdfast.models.onnx.sklearn import to_scores
 
-OLDEST_OPSET = 9
+OLDEST_OPSET = 7
+LARGEST_FILE = 2**31 - 1
+"""Bytes of an ONNX file: the limit of protobuf."""
 # A size read off a value's shape has -1 for the batch; only operations that move sizes about keep that meaning.
 _MOVES = frozenset({"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 
@@ -44,24 +46,37 @@ def load_onnx(path: Path) -> fx.GraphModule:
     graph = to_scores(proto.graph)
     values: dict[str, Value | Tensor] = {i.name: _tensor(numpy_helper.to_array(i)) for i in graph.initializer}
     name, sizes, dtype = _input_of(graph, values, path)
-    network = Network(fixed_batch=sizes[0])
-    values[name] = network.add_input((SAMPLE_BATCH, *(size for size in sizes[1:] if size is not None)), dtype)
+    implicit = len(sizes) == 1
+    network = Network(fixed_batch=1 if implicit else sizes[0])
+    shape = (SAMPLE_BATCH, *(size for size in sizes[not implicit :] if size is not None))
+    values[name] = network.add_input(shape, dtype, implicit=implicit)
     from_shape: set[str] = set()
     for node in graph.node:
         _convert(node, opset, network, values, from_shape)
     result = values.get(graph.output[0].name)
     if not isinstance(result, Value):
         raise InputError(f"the output '{graph.output[0].name}' of '{path}' does not depend on its input")
-    return network.finish(result)
+    model = network.finish(result)
+    vars(model)["input_shape"] = shape[1:]  # of one input: a property knows only how many values there are
+    return model
 
 
 def _read(path: Path) -> Any:
     try:
-        proto = onnx.load(path)
+        proto = _unpacked(path) if path.suffix == ".gz" else onnx.load(path)
         onnx.checker.check_model(proto)
     except Exception as error:  # protobuf, the checker and external data each fail with errors of their own
         raise StorageError(f"'{path}' is damaged or not an ONNX file ({type(error).__name__}: {error})") from error
     return proto
+
+
+def _unpacked(path: Path) -> Any:
+    """The network of a compressed file, if it is not larger than protobuf allows."""
+    with gzip.open(path) as file:
+        data = file.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise StorageError(f"'{path}' unpacks to more than {LARGEST_FILE:,} bytes")
+    return onnx.load_from_string(data)
 
 
 def _tensor(array: Any) -> Tensor:
@@ -75,13 +90,16 @@ def _tensor(array: Any) -> Tensor:
 def _input_of(graph: Any, values: dict[str, Value | Tensor], path: Path) -> tuple[str, list[int | None], torch.dtype]:
     """Name, sizes (None for a free batch) and dtype of the one input."""
     inputs = [i for i in graph.input if i.name not in values]
-    if len(inputs) != 1 or len(graph.output) != 1:
-        raise InputError(
-            f"'{path}' has {len(inputs)} inputs and {len(graph.output)} outputs; a model needs one of each"
-        )
+    for what, found in (("inputs", inputs), ("outputs", list(graph.output))):
+        if len(found) != 1:
+            names = ", ".join(f"'{value.name}'" for value in found)
+            raise InputError(
+                f"'{path}' has {len(found)} {what} ({names}); a model needs one. Export the model with only the "
+                f"{what[:-1]} that counts."
+            )
     kind = inputs[0].type.tensor_type
     sizes = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
-    if len(sizes) < 2 or None in sizes[1:]:
+    if not sizes or None in sizes[1:] or sizes == [None]:
         shown = [d.dim_param or d.dim_value or "?" for d in kind.shape.dim]
         raise InputError(
             f"the input '{inputs[0].name}' of '{path}' has shape {shown}; expected the batch, then fixed sizes. "
@@ -95,7 +113,7 @@ def _input_of(graph: Any, values: dict[str, Value | Tensor], path: Path) -> tupl
 
 def _convert(proto: Any, opset: int, network: Network, values: dict[str, Value | Tensor], from_shape: set[str]) -> None:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute}
-    node = Node(proto.name or proto.output[0], proto.op_type, attributes, opset)
+    node = Node(proto.name or proto.output[0], proto.op_type, attributes, opset, len(proto.output))
     for name in proto.input:
         if name and name not in values:
             raise node.unsupported(f"it uses '{name}', a second output of another node")
@@ -104,7 +122,7 @@ def _convert(proto: Any, opset: int, network: Network, values: dict[str, Value |
     if proto.domain not in ("", "ai.onnx"):
         raise node.unsupported(f"it belongs to the domain '{proto.domain}', not to ONNX")
     if node.op == "Shape" and isinstance(inputs[0], Value):
-        sizes = torch.tensor([-1, *inputs[0].shape[1:]])
+        sizes = torch.tensor([*([] if inputs[0].implicit else [-1]), *inputs[0].shape[1:]])
         values[first] = sizes[attributes.get("start", 0) : attributes.get("end", len(sizes))]
         from_shape.add(first)
         return
@@ -114,7 +132,7 @@ def _convert(proto: Any, opset: int, network: Network, values: dict[str, Value |
     if not any(isinstance(i, Value) for i in inputs):
         values.update(_fold(proto, inputs, opset))
     elif node.op in RULES:
-        values[first] = _apply(node, network, inputs)
+        values.update(zip(proto.output, _apply(node, network, inputs), strict=False))
     else:
         raise node.unsupported("there is no rule for this operation. " + did_you_mean(node.op, RULES))
 
@@ -127,16 +145,17 @@ def _check_sizes(node: Node, proto: Any, from_shape: set[str]) -> None:
     from_shape.update(proto.output)
 
 
-def _apply(node: Node, network: Network, inputs: list[Value | Tensor | None]) -> Value:
+def _apply(node: Node, network: Network, inputs: list[Value | Tensor | None]) -> list[Value]:
     try:
-        value = RULES[node.op](network, node, inputs)
+        made = RULES[node.op](network, node, inputs)
     except HoldfastError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
         raise InputError(f"ONNX node '{node.name}' ({node.op}) contradicts itself or its inputs: {error}") from error
-    if value.shape[0] != SAMPLE_BATCH:
+    values = [made] if isinstance(made, Value) else made
+    if any(value.shape[0] != SAMPLE_BATCH for value in values):
         raise node.unsupported("it changes the batch dimension")
-    return value
+    return values
 
 
 def _check_cost(proto: Any, arrays: list[Any]) -> None:
@@ -180,6 +199,8 @@ def _fold(proto: Any, inputs: list[Any], opset: int) -> dict[str, Tensor]:
     outputs = [onnx.ValueInfoProto(name=name) for name in proto.output]
     graph = helper.make_graph([proto], "constant", typed, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    from onnx.reference import ReferenceEvaluator  # slow to import, and most files need it not
+
     try:
         results: Any = ReferenceEvaluator(model).run(None, feeds)
     except Exception as error:  # the reference implementation raises whatever numpy does

@@ -19,11 +19,26 @@ LARGEST_VALUE = 2**28
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value that depends on the input: its place in the fx graph, and its shape for a batch of SAMPLE_BATCH."""
+    """A value that depends on the input: its place in the fx graph, and its shape for a batch of SAMPLE_BATCH.
+
+    `implicit` says that the file leaves out the batch dimension: a vector (n,) there is (SAMPLE_BATCH, n) here.
+    """
 
     node: fx.Node
     shape: tuple[int, ...]
     dtype: torch.dtype
+    implicit: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions in the file."""
+        return len(self.shape) - self.implicit
+
+    def axis(self, number: int) -> int:
+        """The dimension here for a dimension of the file; 0 is the batch, if the file has it."""
+        if not -self.rank <= number < self.rank:
+            raise IndexError(f"axis {number} of a value of {self.rank} dimensions")
+        return number % self.rank + self.implicit
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,7 @@ class Node:
     op: str
     attributes: dict[str, Any]
     opset: int
+    outputs: int = 1
 
     def unsupported(self, why: str) -> UnsupportedError:
         """The error that names this node."""
@@ -41,7 +57,8 @@ class Node:
 
 
 Operand = Value | Tensor | None
-Rule = Callable[["Network", Node, list[Operand]], Value]
+Rule = Callable[["Network", Node, list[Operand]], Value | list[Value]]
+"""From the operands of a node to its output, or to its outputs in order."""
 
 
 @dataclass(eq=False)
@@ -49,13 +66,14 @@ class Network:
     """The fx graph under construction."""
 
     fixed_batch: int | None
+    """Batch size in the file; None if it is free. 1 for a file that leaves the batch out."""
     graph: fx.Graph = field(default_factory=fx.Graph)
     root: nn.Module = field(default_factory=nn.Module)
 
-    def add_input(self, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+    def add_input(self, shape: tuple[int, ...], dtype: torch.dtype, *, implicit: bool = False) -> Value:
         """The input of the network."""
         check_size(shape)
-        return Value(self.graph.placeholder("x"), shape, dtype)
+        return Value(self.graph.placeholder("x"), shape, dtype, implicit)
 
     def module(self, name: str, module: nn.Module, value: Value) -> Value:
         """`module` applied to `value`."""
@@ -63,13 +81,14 @@ class Network:
         self.root.add_module(key, module.eval())
         with torch.no_grad():
             result = module(torch.zeros(value.shape, dtype=value.dtype))
-        return Value(self.graph.call_module(key, (value.node,)), *_kind(result))
+        return Value(self.graph.call_module(key, (value.node,)), *_kind(result), value.implicit)
 
     def function(self, function: Callable[..., Tensor], *operands: Any) -> Value:
         """`function` of values, constants and other arguments."""
         sample = [torch.zeros(o.shape, dtype=o.dtype) if isinstance(o, Value) else o for o in operands]
         result = function(*sample)
-        return Value(self.graph.call_function(function, tuple(map(self._argument, operands))), *_kind(result))
+        node = self.graph.call_function(function, tuple(map(self._argument, operands)))
+        return Value(node, *_kind(result), all(o.implicit for o in operands if isinstance(o, Value)))
 
     def _argument(self, operand: Any) -> Any:
         if isinstance(operand, Value):

@@ -3,12 +3,15 @@
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from holdfast.models.layers import Arctan
 from holdfast.models.onnx.activations import ACTIVATIONS, elementwise
+from holdfast.models.onnx.choose import gather, resize, slice_, split
 from holdfast.models.onnx.network import (
     Network,
     Node,
@@ -20,28 +23,13 @@ from holdfast.models.onnx.network import (
     optional,
     value_of,
 )
-from holdfast.models.onnx.shapes import concat, flatten, reshape, squeeze, transpose, unsqueeze
+from holdfast.models.onnx.shapes import concat, flatten, reshape, squeeze, to_shape, transpose, unsqueeze
 
 # --- elementwise ------------------------------------------------------------------------------------------------------
 
 
 def _identity(network: Network, node: Node, inputs: list[Operand]) -> Value:
     return value_of(node, inputs[0])
-
-
-def _clip(network: Network, node: Node, inputs: list[Operand]) -> Value:
-    ends = []
-    for index, name, default in ((1, "min", -math.inf), (2, "max", math.inf)):
-        operand = optional(inputs, index)
-        given = node.attributes.get(name, default) if operand is None else constant_of(node, operand, name)
-        ends.append(float(given))
-    low, high = ends
-    if (low, high) == (0, math.inf):
-        return network.module("relu", nn.ReLU(), value_of(node, inputs[0]))
-    if not math.isfinite(low) or not math.isfinite(high):
-        raise node.unsupported(f"it clips to [{low}, {high}]; expected two finite ends, or 0 and infinity")
-    layer = nn.ReLU6() if (low, high) == (0, 6) else nn.Hardtanh(low, high)
-    return network.module("clip", layer, value_of(node, inputs[0]))
 
 
 def _softmax(network: Network, node: Node, inputs: list[Operand]) -> Value:
@@ -59,7 +47,7 @@ def _arithmetic(function: Callable[..., Tensor]) -> Rule:
         if isinstance(left, Value) and isinstance(right, Value):
             if node.op in ("Mul", "Div"):
                 raise node.unsupported("both operands depend on the input; one must be a constant")
-            if len(left.shape) != len(right.shape):
+            if len(left.shape) != len(right.shape):  # also where one of them has no batch in the file
                 raise node.unsupported(f"its operands have {len(left.shape)} and {len(right.shape)} dimensions")
             return network.function(function, left, right)
         if node.op == "Div" and isinstance(right, Value):
@@ -69,7 +57,8 @@ def _arithmetic(function: Callable[..., Tensor]) -> Rule:
         rank = len(value.shape)
         if constant.ndim > rank or (constant.ndim == rank and constant.shape[0] != 1):
             raise node.unsupported(f"a constant of shape {tuple(constant.shape)} has a batch dimension of its own")
-        return network.function(function, left, right)
+        made = network.function(function, left, right)
+        return replace(made, implicit=value.implicit and constant.ndim < rank)
 
     return rule
 
@@ -86,10 +75,25 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _matmul(network: Network, node: Node, inputs: list[Operand]) -> Value:
+    if isinstance(inputs[0], Tensor):
+        return _from_the_left(network, node, inputs[0], value_of(node, inputs[1]))
     weight = constant_of(node, inputs[1], "second operand")
     if weight.ndim != 2:
         raise node.unsupported(f"its constant has shape {tuple(weight.shape)}; expected a matrix")
     return network.module("linear", _linear(weight.T, None), value_of(node, inputs[0]))
+
+
+def _from_the_left(network: Network, node: Node, weight: Tensor, value: Value) -> Value:
+    """W x for values (B, n, m): the dimension before the last one is mapped."""
+    vector = value.implicit and len(value.shape) == 2
+    if weight.ndim != 2 or (len(value.shape) < 3 and not vector):
+        raise node.unsupported(f"a constant of shape {tuple(weight.shape)} times values of {value.shape[1:]} per input")
+    if vector:
+        return network.module("linear", _linear(weight, None), value)
+    rank = len(value.shape)
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    turned = network.module("linear", _linear(weight, None), network.function(torch.permute, value, order))
+    return network.function(torch.permute, turned, order)
 
 
 def _gemm(network: Network, node: Node, inputs: list[Operand]) -> Value:
@@ -109,6 +113,8 @@ def _batch_norm(network: Network, node: Node, inputs: list[Operand]) -> Value:
     value = value_of(node, inputs[0])
     if node.attributes.get("training_mode", 0):
         raise node.unsupported("it is in training mode; export the model after model.eval()")
+    if not node.attributes.get("spatial", 1):
+        raise node.unsupported("it has statistics of its own for every place (spatial=0)")
     names = ("scale", "bias", "mean", "variance")
     scale, bias, mean, variance = (constant_of(node, i, name) for i, name in zip(inputs[1:], names, strict=True))
     make = nn.BatchNorm2d if len(value.shape) == 4 else nn.BatchNorm1d
@@ -118,6 +124,8 @@ def _batch_norm(network: Network, node: Node, inputs: list[Operand]) -> Value:
 
 
 def _conv(network: Network, node: Node, inputs: list[Operand]) -> Value:
+    if isinstance(inputs[0], Value) and len(inputs[0].shape) == 3:
+        return _in_two_dimensions(_conv, network, node, inputs)
     value, weight = _image(node, inputs[0]), constant_of(node, inputs[1], "kernel")
     bias = None if optional(inputs, 2) is None else constant_of(node, inputs[2], "bias")
     kernel, strides, dilations = _window(node, list(weight.shape[2:]))
@@ -174,7 +182,26 @@ def _pads(
     return (begin[0], begin[1]), (end[0], end[1])
 
 
+def _in_two_dimensions(
+    rule: Callable[[Network, Node, list[Operand]], Value], network: Network, node: Node, inputs: list[Operand]
+) -> Value:
+    """A convolution or pool of signals (B, C, L), as one of images of height one."""
+    signal = value_of(node, inputs[0])
+    image = to_shape(network, node, signal, (signal.shape[1], 1, signal.shape[2]))
+    given = dict(node.attributes)
+    for name in ("kernel_shape", "strides", "dilations"):
+        if name in given:
+            given[name] = [1, *given[name]]
+    if "pads" in given:
+        given["pads"] = [0, given["pads"][0], 0, given["pads"][1]]
+    rest = [i.unsqueeze(2) if isinstance(i, Tensor) and i.ndim == 3 else i for i in inputs[1:]]
+    made = rule(network, replace(node, attributes=given), [image, *rest])
+    return to_shape(network, node, made, (made.shape[1], made.shape[3]))
+
+
 def _pool(network: Network, node: Node, inputs: list[Operand]) -> Value:
+    if isinstance(inputs[0], Value) and len(inputs[0].shape) == 3:
+        return _in_two_dimensions(_pool, network, node, inputs)
     value = _image(node, inputs[0])
     kernel, strides, dilations = _window(node, list(node.attributes["kernel_shape"]))
     begin, end = _pads(node, value, kernel, strides, dilations)
@@ -208,24 +235,41 @@ def _global_average(network: Network, node: Node, inputs: list[Operand]) -> Valu
     return network.module("pool", nn.AdaptiveAvgPool2d(1), _image(node, inputs[0]))
 
 
-def _reduce_mean(network: Network, node: Node, inputs: list[Operand]) -> Value:
-    value = _image(node, inputs[0])
-    axes = integers(node, inputs, 1, "axes")
-    if sorted(a % 4 for a in axes or []) != [2, 3]:
-        raise node.unsupported(f"it averages over the axes {axes}; expected height and width, [2, 3]")
-    pooled = network.module("pool", nn.AdaptiveAvgPool2d(1), value)
-    return pooled if node.attributes.get("keepdims", 1) else network.module("flatten", nn.Flatten(), pooled)
+def _reduce(network: Network, node: Node, inputs: list[Operand]) -> Value:
+    """Mean or sum over any dimensions but the batch."""
+    value = value_of(node, inputs[0])
+    given = integers(node, inputs, 1, "axes")
+    if not given and node.attributes.get("noop_with_empty_axes", 0):
+        return value
+    axes = sorted(value.axis(a) for a in given) if given else list(range(not value.implicit, len(value.shape)))
+    if 0 in axes or (not given and not value.implicit and network.fixed_batch != 1):
+        raise node.unsupported("it mixes the inputs of the batch")
+    keep = bool(node.attributes.get("keepdims", 1))
+    if node.op == "ReduceMean" and axes == [2, 3] and len(value.shape) == 4:
+        pooled = network.module("pool", nn.AdaptiveAvgPool2d(1), value)
+        return pooled if keep else network.module("flatten", nn.Flatten(), pooled)
+    made = network.function(torch.mean if node.op == "ReduceMean" else torch.sum, value, tuple(axes), keep)
+    return made if len(made.shape) > 1 else network.function(torch.unsqueeze, made, 1)
 
 
 def _pad(network: Network, node: Node, inputs: list[Operand]) -> Value:
-    value = _image(node, inputs[0])
+    value = value_of(node, inputs[0])
     pads = integers(node, inputs, 1, "pads") or []
     given = optional(inputs, 2)
     fill = float(node.attributes.get("value", 0.0) if given is None else constant_of(node, given, "value"))
-    if node.attributes.get("mode", b"constant") != b"constant" or len(pads) != 8 or any(pads[i] for i in (0, 1, 4, 5)):
-        raise node.unsupported(f"padding {pads}; expected a constant around height and width")
-    sides = (pads[3], pads[7], pads[2], pads[6])
-    return network.module("pad", nn.ConstantPad2d(sides, fill) if fill else nn.ZeroPad2d(sides), value)
+    if node.attributes.get("mode", b"constant") != b"constant":
+        raise node.unsupported(f"mode {node.attributes['mode'].decode()}; only padding with a constant has a rule")
+    if optional(inputs, 3) is not None or len(pads) != 2 * value.rank:
+        raise node.unsupported(f"padding {pads} for values of {value.rank} dimensions")
+    both = list(zip(pads[: value.rank], pads[value.rank :], strict=True))
+    if not value.implicit and any(both[0]):
+        raise node.unsupported(f"padding {pads} of the batch dimension")
+    sides = [side for pair in reversed(both[not value.implicit :]) for side in pair]
+    padded = network.function(F.pad, value, sides)
+    if not fill:
+        return padded
+    frame = F.pad(torch.zeros((1, *value.shape[1:]), dtype=value.dtype), sides, value=fill)
+    return network.function(torch.add, padded, frame)
 
 
 RULES: dict[str, Rule] = {
@@ -234,12 +278,12 @@ RULES: dict[str, Rule] = {
     "Atan": elementwise(lambda node: Arctan()),
     "AveragePool": _pool,
     "BatchNormalization": _batch_norm,
-    "Clip": _clip,
     "Concat": concat,
     "Conv": _conv,
     "Div": _arithmetic(operator.truediv),
     "Dropout": _identity,
     "Flatten": flatten,
+    "Gather": gather,
     "Gemm": _gemm,
     "GlobalAveragePool": _global_average,
     "Identity": _identity,
@@ -248,14 +292,19 @@ RULES: dict[str, Rule] = {
     "MaxPool": _pool,
     "Mul": _arithmetic(operator.mul),
     "Pad": _pad,
-    "ReduceMean": _reduce_mean,
+    "ReduceMean": _reduce,
+    "ReduceSum": _reduce,
     "Relu": elementwise(lambda node: nn.ReLU()),
     "Reshape": reshape,
+    "Resize": resize,
     "Sigmoid": elementwise(lambda node: nn.Sigmoid()),
+    "Slice": slice_,
     "Softmax": _softmax,
+    "Split": split,
     "Squeeze": squeeze,
     "Sub": _arithmetic(operator.sub),
     "Tanh": elementwise(lambda node: nn.Tanh()),
     "Transpose": transpose,
     "Unsqueeze": unsqueeze,
+    "Upsample": resize,
 }

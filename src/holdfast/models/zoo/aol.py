@@ -120,8 +120,6 @@ def aol_cnn(
     divided by the distance of their rows, at most 2, is a certified radius.
 
     Args:
-        input_shape: (C, H, W).
-        classes: number of logits.
         layers: convolutions (channels, kernel size, stride, padding); channels even.
         hidden: widths of the dense layers before the last, even.
     """

@@ -74,8 +74,6 @@ def liresnet(
     """Stem, `depth` linear residual blocks, a 4x4 convolution and a dense layer, normalised logits; MinMax everywhere.
 
     Args:
-        input_shape: (C, H, W).
-        classes: number of logits.
         depth: number of blocks.
         width: channels of the blocks.
         neck: width of the dense layer; 2048 in the tables of the thesis, 512 in an earlier version.

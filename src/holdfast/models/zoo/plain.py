@@ -36,8 +36,6 @@ def cnn(
     """Convolutions and pools, flatten, dense layers; an activation after every layer but the last.
 
     Args:
-        input_shape: (C, H, W).
-        classes: number of logits.
         layers: convolutions (channels, kernel size, stride, padding), "max" and "avg" for 2x2 pooling.
         hidden: widths of the dense layers before the last.
         activation: see `make_activation`.

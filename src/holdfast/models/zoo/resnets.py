@@ -113,8 +113,6 @@ def resnet(
     """ResNet; every stage but the first halves the image.
 
     Args:
-        input_shape: (C, H, W).
-        classes: number of logits.
         blocks: residual blocks in each stage.
         channels: width of each stage; bottleneck blocks give out four times that.
         bottleneck: blocks of 1x1, 3x3, 1x1 convolutions in place of two 3x3.
@@ -127,9 +125,10 @@ def resnet(
     _check_stages(blocks, channels)
     make = _bottleneck if bottleneck else basic_block
     inputs = channels[0]
-    modules = [*_stem(stem, images, inputs), nn.BatchNorm2d(inputs, affine=affine), nn.ReLU()]
-    if stem == "imagenet":
-        modules.append(nn.MaxPool2d(3, 2, 1))
+    large = stem == "imagenet"
+    first = nn.Conv2d(images, inputs, 7, 2, 3, bias=False) if large else _conv3(images, inputs)
+    modules: list[nn.Module] = [first, nn.BatchNorm2d(inputs, affine=affine), nn.ReLU()]
+    modules += [nn.MaxPool2d(3, 2, 1)] if large else []
     for stage, (times, width) in enumerate(zip(blocks, channels, strict=True)):
         for index in range(times):
             modules.append(make(inputs, width, 2 if stage > 0 and index == 0 else 1, affine))
@@ -138,12 +137,6 @@ def resnet(
     if last_batch_norm:
         modules.append(nn.BatchNorm1d(classes, affine=False))
     return nn.Sequential(*modules)
-
-
-def _stem(stem: Stem, images: int, channels: int) -> list[nn.Module]:
-    if stem == "imagenet":
-        return [nn.Conv2d(images, channels, 7, 2, 3, bias=False)]
-    return [_conv3(images, channels)]
 
 
 def _check_stages(blocks: tuple[int, ...], channels: tuple[int, ...]) -> None:
@@ -185,7 +178,6 @@ def resnet_wong(input_shape: Shape, classes: int, *, blocks: Count = 1, width: C
 
     Args:
         input_shape: (C, H, W); H and W divisible by 4.
-        classes: number of logits.
         blocks: per stage; the first stage has one more.
         width: factor of the channels 16, 32, 64.
     """

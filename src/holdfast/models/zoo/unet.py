@@ -24,11 +24,7 @@ class UNet(nn.Module):
         self.full = nn.Sequential(_conv(inputs, w, 3), _conv(w, w, 3))
         self.stem = nn.Sequential(nn.Conv2d(inputs, w, 7, 2, 3, bias=False), nn.BatchNorm2d(w), nn.ReLU())
         self.levels = nn.ModuleList(
-            [
-                nn.Sequential(nn.MaxPool2d(3, 2, 1), _blocks(w, w, 1)),
-                _blocks(w, 2 * w, 2),
-                _blocks(2 * w, 4 * w, 2),
-            ]
+            [nn.Sequential(nn.MaxPool2d(3, 2, 1), _blocks(w, w, 1)), _blocks(w, 2 * w, 2), _blocks(2 * w, 4 * w, 2)]
         )
         self.laterals = nn.ModuleList([_conv(c, c, 1) for c in (w, w, 2 * w, 4 * w)])
         ups = ((6 * w, 4 * w), (5 * w, 2 * w), (3 * w, w), (2 * w, w))

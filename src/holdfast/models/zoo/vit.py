@@ -96,8 +96,6 @@ def vit(
     """Vision transformer with pre-norm blocks.
 
     Args:
-        input_shape: (C, H, W).
-        classes: number of logits.
         dim: width of a token; a multiple of `heads`.
         depth: number of blocks.
         heads: heads of each attention.

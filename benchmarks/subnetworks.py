@@ -1,0 +1,304 @@
+"""Robust sub-networks on the embedded MNIST: claims of the source at a size that a CPU affords.
+
+    python benchmarks/subnetworks.py [PART ...] [--seconds N]
+
+Parts: gamma, cap, norm, weights, fast, table, bounds. Every run is one entry of results/subnetworks.json and is not
+repeated; after N seconds no new run begins, and the same command goes on. Runs are short (see `SETTING`): they are
+compared with each other, not with the published tables.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, describe_markdown, describe_run, markdown_table, read_results, write_results
+from torch import nn
+
+import holdfast as hf
+from holdfast.models import count_parameters, save_model
+from holdfast.models.compact import save_compact
+from holdfast.models.masked import patterns, pruned
+
+SEEDS = (0, 1, 2)
+SETTING: dict[str, Any] = {
+    "data": "mnist-mini",
+    "threat": "linf:0.1",
+    "epochs": 8,
+    "batch_size": 64,
+    "validation": 0.6,  # 4,000 of the 10,000 images are trained on; the first 200 of the rest choose the epoch
+    "model": {"name": "mlp", "hidden": [256, 256]},
+    "objective": {"name": "at"},
+    "attack": {"name": "pgd", "steps": 3},
+    "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+    "learning_rate": {"name": "cosine"},
+    "evaluate": {"attack_steps": 5, "count": 200},
+}
+POPUP = {"name": "edge-popup", "rate": 0.99, "gamma": 0.1, "weights": "binary", "score_scale": 0.01}
+CACHED = {"name": "atta", "step": 0.5}
+PER_LAYER = {"name": "adam", "lr": 2e-3}
+SMALL = 3  # dense twin: 784 * 3 + 3 * 3 + 3 * 10 weights and 16 biases, 2,407 values; the sub-network keeps 2,688
+
+
+def gamma_runs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rates and exponents of Table 5.2."""
+    for rate in (0.5, 0.9, 0.99):
+        for gamma in (0.1, 1.0):
+            yield f"r={rate} gamma={gamma}", {"prune": {**POPUP, "rate": rate, "gamma": gamma}}
+
+
+def cap_runs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Why the fixed rate is ahead where few weights are pruned: layers that are kept whole cannot be learned."""
+    for rate in (0.5, 0.9):
+        yield f"r={rate} gamma=0.1 cap=0.5", {"prune": {**POPUP, "rate": rate, "cap": 0.5}}
+
+
+def norm_runs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Table 5.3: the last batch norm and the scale of the scores."""
+    for last in (True, False):
+        for scale in (0.001, 0.1, 1.0):
+            name = f"{'LBN' if last else 'no LBN'} a={scale}"
+            yield name, {"prune": {**POPUP, "last_batch_norm": last, "score_scale": scale}}
+
+
+def weights_runs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Table 5.4: signed Kaiming constants beside the binary weights of the part `gamma`."""
+    yield "kaiming LBN", {"prune": {**_without("score_scale"), "weights": "kaiming-constant"}}
+
+
+def fast_runs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Algorithm 5.2: one step from a cached perturbation, whole and at half the resolution."""
+    yield "cached 28x28", {"prune": POPUP, "attack": CACHED}
+    yield "cached 14x14", {"prune": POPUP, "attack": {**CACHED, "resolution": 14}}
+
+
+def _without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in POPUP.items() if name != key}
+
+
+PARTS: dict[str, Callable[[], Iterator[tuple[str, dict[str, Any]]]]] = {
+    "gamma": gamma_runs,
+    "cap": cap_runs,
+    "norm": norm_runs,
+    "weights": weights_runs,
+    "fast": fast_runs,
+}
+
+
+def accuracies(model: nn.Module, threat: str, *, attack: str, n: int) -> dict[str, float]:
+    """Clean and robust accuracy on the first `n` test inputs."""
+    test = hf.load_data(SETTING["data"]).test[:n]
+    options: dict[str, Any] = {"steps": 20} if attack == "pgd" else {}
+    found = hf.attack(model, test.x, test.y, threat, method=attack, **options)
+    with torch.no_grad():
+        right = model(test.x).argmax(1) == test.y
+    return {"clean": float(right.float().mean()), "robust": float((right & ~found.success).float().mean())}
+
+
+def train_once(changes: dict[str, Any], seed: int, **overrides: Any) -> tuple[nn.Module, float]:
+    """The trained model and the seconds of training."""
+    started = time.perf_counter()
+    result = hf.train({**SETTING, **changes, "seed": seed, **overrides}, progress=False)
+    return result.model, time.perf_counter() - started
+
+
+def run_sweep(record: dict[str, Any], parts: list[str], until: float) -> bool:
+    """The runs of the parts that are missing; False if time ran out."""
+    for part in parts:
+        rows = record.setdefault(part, {})
+        for seed in SEEDS:
+            for name, changes in PARTS[part]():
+                key = f"{name} seed={seed}"
+                if key in rows:
+                    continue
+                if time.monotonic() > until:
+                    return False
+                model, seconds = train_once(changes, seed)
+                kept = sum(int(pattern.sum()) for pattern in patterns(model).values())
+                scores = accuracies(pruned(model), SETTING["threat"], attack="pgd", n=500)
+                rows[key] = {**scores, "kept": kept, "seconds": round(seconds, 1)}
+                keep(record)
+                print(part, key, rows[key], flush=True)
+    return True
+
+
+def hydra(seed: int, folder: Path) -> tuple[nn.Module, float]:
+    """Pre-train, prune, fine-tune; each phase for as many epochs as the other methods have in all."""
+    dense, first = train_once({}, seed, optimizer=PER_LAYER)
+    file = folder / "hydra.safetensors"
+    save_model(dense, file)
+    kept, second = train_once(
+        {"prune": {"name": "hydra-prune", "rate": 0.99}, "init": str(file)}, seed, optimizer=PER_LAYER
+    )
+    save_model(kept, file)
+    tuned, third = train_once({"prune": {"name": "hydra-fine-tune"}, "init": str(file)}, seed, optimizer=PER_LAYER)
+    return tuned, first + second + third
+
+
+def table_methods(seed: int, folder: Path) -> Iterator[tuple[str, Callable[[], tuple[nn.Module, float]]]]:
+    """The methods of Table 5.7 that are built, at the same rate."""
+    rst = {**_without("score_scale"), "weights": "kaiming-normal", "gamma": 1.0}
+    small = {"model": {"name": "mlp", "hidden": [SMALL, SMALL]}, "optimizer": PER_LAYER}
+    yield "AT, dense", lambda: train_once({"optimizer": PER_LAYER}, seed)
+    yield "AT, dense, same number of weights", lambda: train_once(small, seed)
+    yield (
+        "BinaryConnect, dense",
+        lambda: train_once(
+            {"prune": {"name": "binary-connect", "last_batch_norm": True}, "optimizer": PER_LAYER}, seed
+        ),
+    )
+    yield "RST, gamma 1", lambda: train_once({"prune": rst}, seed)
+    yield "RST, gamma 1, no LBN", lambda: train_once({"prune": {**rst, "last_batch_norm": False}}, seed)
+    yield "HYDRA, gamma 0.1", lambda: hydra(seed, folder)
+    yield "binary sub-network, gamma 0.1", lambda: train_once({"prune": POPUP}, seed)
+    yield "binary sub-network, gamma 0.1, cached", lambda: train_once({"prune": POPUP, "attack": CACHED}, seed)
+    yield "binary sub-network, gamma 1", lambda: train_once({"prune": {**POPUP, "gamma": 1.0}}, seed)
+
+
+def run_table(record: dict[str, Any], until: float) -> bool:
+    """The table of methods, with AutoAttack on 200 inputs; False if time ran out."""
+    rows = record.setdefault("table", {})
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in SEEDS:
+            for name, make in table_methods(seed, Path(folder)):
+                key = f"{name} seed={seed}"
+                if key in rows:
+                    continue
+                if time.monotonic() > until:
+                    return False
+                model, seconds = make()
+                plain = pruned(model)
+                size = save_compact(plain, Path(folder) / "model.safetensors", whole=True).size
+                scores = accuracies(plain, SETTING["threat"], attack="autoattack", n=200)
+                kept = sum(int((p != 0).sum()) for p in plain.parameters())
+                rows[key] = {**scores, "kept": kept, "bytes": size, "seconds": round(seconds, 1)}
+                keep(record)
+                print("table", key, rows[key], flush=True)
+    return True
+
+
+def run_bounds(record: dict[str, Any], until: float) -> bool:
+    """Time of bounds and of plain inference on a sub-network, dense and as torch's sparse matrices."""
+    if "bounds" in record or time.monotonic() > until:
+        return "bounds" in record
+    model, _ = train_once({"prune": POPUP}, 0)
+    plain = pruned(model)
+    dense = hf.models.make_model("mlp", hidden=(256, 256), seed=0).eval()
+    x = hf.load_data(SETTING["data"]).test.x[:64]
+    rows: dict[str, Any] = {"weights": count_parameters(dense)}
+    for name, network in (("dense network, untrained", dense), ("sub-network, dense matrices", plain)):
+        rows[name] = {"inference ms": _milliseconds(lambda n=network: n(x))}
+        for method in ("ibp", "crown"):
+            rows[name][f"{method} ms"] = _milliseconds(
+                lambda n=network, m=method: hf.bounds(n, x, "linf:0.01", method=m)
+            )
+            width = hf.bounds(network, x, "linf:0.01", method=method)
+            rows[name][f"{method} width / logit spread"] = float(
+                (width.upper - width.lower).mean() / network(x).std(1).mean()
+            )
+    sparse = [layer.weight.detach().to_sparse_csr() for layer in plain.modules() if isinstance(layer, nn.Linear)]
+    flat = x.flatten(1).T.contiguous()
+
+    def product() -> torch.Tensor:
+        h = flat
+        for i, weight in enumerate(sparse):
+            h = weight @ h if i + 1 == len(sparse) else (weight @ h).relu()
+        return h
+
+    rows["sub-network, sparse matrices (CSR)"] = {"inference ms": _milliseconds(product)}
+    record["bounds"] = rows
+    keep(record)
+    return True
+
+
+def _milliseconds(work: Callable[[], object], times: int = 20) -> float:
+    """The median of several runs."""
+    with torch.no_grad():
+        work()
+        taken = []
+        for _ in range(times):
+            started = time.perf_counter()
+            work()
+            taken.append(1000 * (time.perf_counter() - started))
+    return round(statistics.median(taken), 3)
+
+
+def keep(record: dict[str, Any]) -> None:
+    """Write what there is."""
+    record["run"] = describe_run(("torch", "holdfast"))
+    record["setting"] = SETTING
+    write_results("subnetworks", record, to_markdown(record))
+
+
+def by_name(rows: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each setting over its seeds."""
+    names = dict.fromkeys(key.rpartition(" seed=")[0] for key in rows)
+    return {name: [row for key, row in rows.items() if key.rpartition(" seed=")[0] == name] for name in names}
+
+
+def spread(values: list[float]) -> str:
+    """Mean, smallest and largest, in per cent."""
+    mean = statistics.fmean(values)
+    return f"{100 * mean:.1f} ({100 * min(values):.1f} to {100 * max(values):.1f})"
+
+
+def to_markdown(record: dict[str, Any]) -> str:
+    """The tables to read."""
+    text = ["# Sub-networks", "", describe_markdown(record["run"]), ""]
+    text += [
+        "MLP 784-256-256-10 on 4,000 images of mnist-mini, adversarial training at linf 0.1, 8 epochs, PGD with 3",
+        "steps: a CPU-sized set-up that is compared with itself only. Mean over the seeds with the smallest and the",
+        "largest, per cent of 500 test inputs, PGD with 20 steps; in the table of methods 200 inputs and AutoAttack.",
+        "Fewer than three seeds is no finding.",
+    ]
+    for part in (*PARTS, "table"):
+        if record.get(part):
+            columns = ["setting", "seeds", "clean", "robust", "kept weights", "seconds of training"]
+            columns += ["bytes of the file"] if part == "table" else []
+            rows = [_row(name, runs) for name, runs in by_name(record[part]).items()]
+            text += ["", f"## {part}", "", markdown_table(columns, rows)]
+    if record.get("bounds"):
+        rows = [
+            [name, ", ".join(f"{k} {v:.3g}" for k, v in row.items())]
+            for name, row in record["bounds"].items()
+            if isinstance(row, dict)
+        ]
+        text += [
+            "",
+            "## bounds and inference",
+            "",
+            "64 inputs, one thread.",
+            "",
+            markdown_table(["network", "measured"], rows),
+        ]
+    return "\n".join(text)
+
+
+def _row(name: str, runs: list[dict[str, Any]]) -> list[object]:
+    clean, robust = ([run[key] for run in runs] for key in ("clean", "robust"))
+    row = [name, len(runs), spread(clean), spread(robust), f"{runs[0]['kept']:,}"]
+    row.append(f"{statistics.fmean(run['seconds'] for run in runs):.0f}")
+    return [*row, f"{runs[0]['bytes']:,}"] if "bytes" in runs[0] else row
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=[*PARTS, "table", "bounds"])
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no new run begins after so many")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    until = time.monotonic() + arguments.seconds
+    record = read_results("subnetworks", RESULTS)
+    done = run_sweep(record, [part for part in arguments.parts if part in PARTS], until)
+    done = done and ("table" not in arguments.parts or run_table(record, until))
+    done = done and ("bounds" not in arguments.parts or run_bounds(record, until))
+    print("all done" if done else "time is up; run the same command again to go on")
+
+
+if __name__ == "__main__":
+    main()
