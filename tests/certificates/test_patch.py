@@ -220,3 +220,62 @@ def test_bad_use_is_refused():
     flat = nn.Sequential(nn.Flatten(), nn.Linear(70, 3)).eval()
     with pytest.raises(InputError, match="bound pooling"):
         hf.certify(flat, torch.rand(1, 2, 7, 5), torch.tensor([0]), hf.Patch(1, 1), "patch", pool=2)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("text", ["patch:2x3", "patch:diamond:5", "patch:line:3"])
+def test_the_worst_place_and_class_have_the_smallest_margin_by_brute_force(text, early):
+    """On a linear model intervals are exact: the worst corner of each box, place by place and class by class."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(30, 4)).eval()
+    x = torch.rand(6, 1, 5, 6)
+    y, threat = model(x).argmax(1), hf.threat(text)
+    weight, bias, places = model[1].weight.detach().view(4, 5, 6), model[1].bias.detach(), threat.locations((1, 5, 6))
+    masks = threat.masks(places, (1, 5, 6))[:, 0]
+    found = hf.certify(model, x, y, threat, "patch", early=early, sound=False)
+    smallest = {}
+    for i, (image, label) in enumerate(zip(x[:, 0], y.tolist(), strict=True)):
+        for place, mask in zip(places.tolist(), masks, strict=True):
+            for k in set(range(4)) - {label}:
+                w = weight[label] - weight[k]
+                worst = torch.where(mask, (w < 0).float(), image)  # 0 where the weight helps, 1 where it hurts
+                value = float((w * worst).sum() + bias[label] - bias[k])
+                smallest[i, tuple(place[-2:]), k] = min(value, smallest.get((i, tuple(place[-2:]), k), float("inf")))
+    for i in range(len(x)):
+        at = smallest[i, tuple(found.worst_place[i].tolist()), int(found.worst_class[i])]
+        if early and not bool(found.certified[i]):
+            assert at <= 1e-5  # the first one that fails
+        else:
+            least = min(value for (j, _, _), value in smallest.items() if j == i)
+            assert at == pytest.approx(least, abs=1e-5)
+            assert float(found.margin[i]) == pytest.approx(least, abs=1e-5)
+    assert bool((~found.certified).any())
+
+
+def test_other_certificates_of_patches_and_chunks_name_the_same_place():
+    model, x, y = task("cnn", 5)
+    whole = hf.certify(model, x, y, hf.Patch(2, 2), "patch")
+    for method, options in (
+        ("ibp", {}),
+        ("ibp", {"chunk_boxes": 7}),
+        ("patch", {"chunk_boxes": 7}),
+        ("patch", {"chunk": 2}),
+    ):
+        found = hf.certify(model, x, y, hf.Patch(2, 2), method, **options)
+        assert torch.equal(found.worst_place, whole.worst_place)
+        assert torch.equal(found.worst_class, whole.worst_class)
+    auto = hf.certify(model, x, y, hf.Patch(2, 2), "auto")
+    assert auto.worst_place.shape == (5, 2)
+    assert bool((auto.worst_class != y).all())
+    assert hf.certify(model, x, y, hf.Linf(0.1), "ibp").worst_place is None
+    assert hf.certify(model, x, y, hf.Patch(2, 2), "patch", pool=2).worst_place is None
+
+
+def test_auto_certifies_shapes_by_the_certificate_of_patches():
+    model, x, y = task("cnn", 5)
+    diamond = hf.threat("patch:diamond:5")
+    assert torch.equal(hf.certify(model, x, y, diamond).margin, certify_shape(model, x, y, "diamond", 5).margin)
+    with pytest.raises(InputError, match="pooled over the places of a rectangle"):
+        hf.certify(model, x, y, diamond, "patch", pool=2)
+    with pytest.raises(hf.UnsupportedError, match="does not handle the threat 'patch:diamond:5'"):
+        hf.certify(model, x, y, diamond, "ibp")

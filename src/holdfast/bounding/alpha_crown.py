@@ -7,20 +7,18 @@ from holdfast.bounding.core.region import REGIONS, Region
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.interval import Interval
 from holdfast.bounding.linear.alpha import ASCENT, Ascent, output_bounds
-from holdfast.registry import Bound, register
+from holdfast.registry import Bound
 from holdfast.results import Bounds
 from holdfast.threats import Threat
 from holdfast.utils.options import Count
 
 
-@register(
-    Bound(
-        "alpha-crown",
-        summary="CROWN with lower slopes optimised by gradient ascent, per neuron and per output",
-        threats=REGIONS,
-        reference="Xu et al., Fast and complete: enabling complete verification with massively parallel incomplete "
-        "verifiers, 2021",
-    )
+@Bound(
+    "alpha-crown",
+    summary="CROWN with lower slopes optimised by gradient ascent, per neuron and per output",
+    threats=REGIONS,
+    reference="Xu et al., Fast and complete: enabling complete verification with massively parallel incomplete "
+    "verifiers, 2021",
 )
 def alpha_crown(
     model: nn.Module, x: Tensor, threat: Threat, *, ascent: Ascent = ASCENT, sound: bool = True, chunk: Count = 64

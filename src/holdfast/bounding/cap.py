@@ -6,7 +6,7 @@ from holdfast.bounding.core.region import BALLS, region
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import dual
 from holdfast.bounding.linear import relaxation as linear
-from holdfast.registry import Bound, register
+from holdfast.registry import Bound
 from holdfast.results import Bounds
 from holdfast.threats import Threat
 
@@ -15,13 +15,11 @@ REFERENCE = (
 )
 
 
-@register(
-    Bound(
-        "cap",
-        summary="dual of the convex adversarial polytope, for sequential ReLU networks",
-        threats=BALLS,
-        reference=REFERENCE,
-    )
+@Bound(
+    "cap",
+    summary="dual of the convex adversarial polytope, for sequential ReLU networks",
+    threats=BALLS,
+    reference=REFERENCE,
 )
 def cap(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True) -> Bounds:
     """Bound the logits by dual passes.

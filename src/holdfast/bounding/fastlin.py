@@ -4,19 +4,17 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.logits import linear_logit_bounds
 from holdfast.bounding.core.region import REGIONS
-from holdfast.registry import Bound, register
+from holdfast.registry import Bound
 from holdfast.results import Bounds
 from holdfast.threats import Threat
 from holdfast.utils.options import Count
 
 
-@register(
-    Bound(
-        "fastlin",
-        summary="linear bounds with one slope per neuron, by backward passes for every layer",
-        threats=REGIONS,
-        reference="Weng et al., Towards fast computation of certified robustness for ReLU networks, 2018",
-    )
+@Bound(
+    "fastlin",
+    summary="linear bounds with one slope per neuron, by backward passes for every layer",
+    threats=REGIONS,
+    reference="Weng et al., Towards fast computation of certified robustness for ReLU networks, 2018",
 )
 def fastlin(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: Count = 64) -> Bounds:
     """Bound the logits by Fast-Lin; arguments as for `crown`."""

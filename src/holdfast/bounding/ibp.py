@@ -7,19 +7,17 @@ from holdfast.bounding.core.region import REGIONS, Region
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.interval import Interval
 from holdfast.bounding.linear.affine import interval_bounds
-from holdfast.registry import Bound, register
+from holdfast.registry import Bound
 from holdfast.results import Bounds
 from holdfast.threats import Threat
 from holdfast.utils.options import Count
 
 
-@register(
-    Bound(
-        "ibp",
-        summary="interval bound propagation: a box through every layer, at the cost of two forward passes",
-        threats=REGIONS,
-        reference="Gowal et al., On the effectiveness of interval bound propagation, 2018; Mirman et al., 2018",
-    )
+@Bound(
+    "ibp",
+    summary="interval bound propagation: a box through every layer, at the cost of two forward passes",
+    threats=REGIONS,
+    reference="Gowal et al., On the effectiveness of interval bound propagation, 2018; Mirman et al., 2018",
 )
 def ibp(model: nn.Module, x: Tensor, threat: Threat, *, sound: bool = True, chunk: Count = 1024) -> Bounds:
     """Bound the logits by intervals.

@@ -7,32 +7,32 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.bounding.graph.once import trace_once
-from holdfast.certificates import alpha_crown as _alpha_crown  # noqa: F401  (registers the methods)
-from holdfast.certificates import auto as _auto  # noqa: F401
-from holdfast.certificates import bcp as _bcp  # noqa: F401
-from holdfast.certificates import cap as _cap  # noqa: F401
-from holdfast.certificates import centroid as _centroid  # noqa: F401
-from holdfast.certificates import crown as _crown  # noqa: F401
-from holdfast.certificates import fastlin as _fastlin  # noqa: F401
-from holdfast.certificates import gloro as _gloro  # noqa: F401
-from holdfast.certificates import ibp as _ibp  # noqa: F401
-from holdfast.certificates import kw as _kw  # noqa: F401
-from holdfast.certificates import lipschitz as _lipschitz  # noqa: F401
-from holdfast.certificates import nonuniform as _nonuniform  # noqa: F401
-from holdfast.certificates import patch as _patch  # noqa: F401
-from holdfast.certificates import pec as _pec  # noqa: F401
-from holdfast.certificates import slope_step as _slope_step  # noqa: F401
-from holdfast.certificates import sparse as _sparse  # noqa: F401
-from holdfast.certificates.complete import milp as _milp  # noqa: F401
+from holdfast.certificates import (  # noqa: F401  (registers the methods)
+    alpha_crown,
+    auto,
+    bcp,
+    cap,
+    centroid,
+    crown,
+    fastlin,
+    gloro,
+    ibp,
+    kw,
+    lipschitz,
+    nonuniform,
+    patch,
+    pec,
+    slope_step,
+    sparse,
+)
+from holdfast.certificates.complete import beta_crown, input_split, milp  # noqa: F401
 from holdfast.certificates.core.radius import radius
 from holdfast.certificates.models.gloro import GloRo
 from holdfast.certificates.models.smoothed import Smoothed, unwrap
-from holdfast.certificates.smoothing import smoothing as _smoothing  # noqa: F401
-from holdfast.certificates.smoothing import smoothing_l0 as _smoothing_l0  # noqa: F401
-from holdfast.certificates.smoothing import smoothing_l1 as _smoothing_l1  # noqa: F401
-from holdfast.certificates.smoothing import smoothing_patch as _smoothing_patch  # noqa: F401
-from holdfast.checks import check_precision, check_task
+from holdfast.certificates.smoothing import smoothing_l0, smoothing_l1, smoothing_patch  # noqa: F401
+from holdfast.checks import check_model, check_precision, check_task
 from holdfast.errors import SoundnessError
+from holdfast.models.random.random_network import check_function
 from holdfast.registry import get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
@@ -85,6 +85,8 @@ def certify(
     if isinstance(model, Smoothed):
         model, options = unwrap(model, method, options)
     check_precision(x)
+    check_model(model)
+    check_function(model)
     logits = check_task(model, x, y, threat, chunk=chunk)
     return prove(model, x, y, threat, method, logits, chunk=chunk, **options)
 
@@ -117,19 +119,56 @@ def prove(
 
     with trace_once(model):
         parts = [one(piece) for piece in pieces]
-    radii = [part.radius for part in parts if part.radius is not None]
     result = CertifyResult(
         torch.cat([part.certified for part in parts]),
         torch.cat([part.margin for part in parts]),
-        torch.cat(radii) if radii else None,
+        _joined([part.radius for part in parts]),
         max(part.alpha for part in parts),
         tuple(name for part in parts for name in part.by),
+        _joined([part.worst_place for part in parts]),
+        _joined([part.worst_class for part in parts]),
+        _examples([part.x_adv for part in parts], [x[piece] for piece in pieces]),
     )
     if entry.smoothed:  # the smoothed classifier may be right where the model is wrong, and the other way round
         return result
     if options.get("sound", True) and not entry.own_margin:
         _check_margin(result.margin, logits, y, method)
-    return replace(result, certified=result.certified & (logits.argmax(1) == y))
+    result = replace(result, certified=result.certified & (logits.argmax(1) == y))
+    return result if result.x_adv is None else _replayed(model, x, y, threat, result, result.x_adv)
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    """One tensor of all parts, or None if the method does not give it."""
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
+
+
+def _examples(found: list[Tensor | None], inputs: list[Tensor]) -> Tensor | None:
+    """The counter-examples of all parts, with the inputs themselves where a part has none; None if no part has any."""
+    if all(part is None for part in found):
+        return None
+    return torch.cat([own if part is None else part for part, own in zip(found, inputs, strict=True)])
+
+
+def _replayed(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, result: CertifyResult, x_adv: Tensor
+) -> CertifyResult:
+    """Only counter-examples that lie in the threat set and that the model itself misclassifies."""
+    moved = (x_adv != x).flatten(1).any(1).nonzero()[:, 0]
+    near = threat.select(moved)
+    points = near.project(x_adv[moved], x[moved])
+    wrong = (model(points).argmax(1) != y[moved]) & near.contains(points, x[moved]) if len(moved) else moved.bool()
+    kept, broken = x.clone(), torch.zeros_like(result.certified)
+    kept[moved[wrong]], broken[moved[wrong]] = points[wrong], True
+    both = (broken & result.certified).nonzero()[:, 0].tolist()
+    if both:
+        raise SoundnessError(
+            f"'{result.by[both[0]]}' certifies an input and finds a counter-example for it. "
+            "This is a bug in Holdfast: please report it with the model."
+        )
+    known = (broken | result.certified).tolist()
+    by = tuple(name if decided else "" for name, decided in zip(result.by, known, strict=True))
+    return replace(result, x_adv=kept, by=by)
 
 
 def _check_margin(margin: Tensor, logits: Tensor, y: Tensor, method: str) -> None:

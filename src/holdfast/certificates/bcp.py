@@ -10,7 +10,7 @@ from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.linear.affine import is_affine
 from holdfast.certificates.core.margins import certify_margins, interval_margins
 from holdfast.certificates.core.proved_norms import cached_norm
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
@@ -26,13 +26,11 @@ def bcp_margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
     return torch.maximum(found, interval_margins(graph, r, y, sound=sound)) if is_affine(graph) else found
 
 
-@register(
-    Certificate(
-        "bcp",
-        summary="balls from the norms of the layers, cut with boxes; for networks trained with it",
-        threats=BALLS,
-        reference=REFERENCE,
-    )
+@Certificate(
+    "bcp",
+    summary="balls from the norms of the layers, cut with boxes; for networks trained with it",
+    threats=BALLS,
+    reference=REFERENCE,
 )
 def bcp(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
     """Certified if every margin is above zero over the ball and box of the features before the last layer.
@@ -43,11 +41,6 @@ def bcp(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool =
 
     Rounding (sound=True): the norms hold for real arithmetic; the rounding errors of each layer are bounded from its
     box and added to the radius of the ball (bounding/ball_box/margin.py): the result holds for the network as it runs.
-
-    Args:
-        model: from (B, ...) to logits (B, K), of layers with a Lipschitz constant.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: an l2 ball; linf and l1 balls are put into the smallest l2 ball, and into their own box.
-        sound: account for floating-point rounding.
+    Balls of linf and l1 are put into the smallest l2 ball, and into their own box.
     """
     return certify_margins(model, x, y, threat, "bcp", bcp_margins, sound=sound)

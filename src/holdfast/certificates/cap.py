@@ -6,8 +6,8 @@ from holdfast.bounding.cap import REFERENCE
 from holdfast.bounding.core.region import BALLS, Region
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.linear import dual
-from holdfast.certificates.core.margins import certify_margins, linear_margins
-from holdfast.registry import Certificate, register
+from holdfast.certificates.core.margins import certify_margins, decided_margins
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
@@ -20,28 +20,21 @@ def cap_margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:
     """
     dual.check_chain(graph)
     if sound:
-        return linear_margins(graph, r, y, slopes="parallel", hidden=True, sound=True)
+        return decided_margins(graph, r, y, slopes="parallel", hidden=True, sound=True)
     return dual.margin_bounds(dual.polytope(graph, r), y)
 
 
-@register(
-    Certificate(
-        "cap",
-        summary="dual of the convex adversarial polytope, for sequential ReLU networks",
-        threats=BALLS,
-        reference=REFERENCE,
-    )
+@Certificate(
+    "cap",
+    summary="dual of the convex adversarial polytope, for sequential ReLU networks",
+    threats=BALLS,
+    reference=REFERENCE,
 )
 def cap(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
     """Certified if the dual bound of every margin is above zero.
 
     It equals `fastlin` up to rounding and covers less; on convolutions `fastlin` is faster, as it keeps to windows. Use
-    it to compare with published figures; `crown` is usually tighter.
-
-    Args:
-        model: from (B, ...) to logits (B, K), affine layers and ReLUs in sequence.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: a ball; the valid range of the inputs is used.
-        sound: account for floating-point rounding, through the equal bound of `fastlin`.
+    it to compare with published figures; `crown` is usually tighter. The rounding-error term of `sound=True` comes from
+    the equal bound of `fastlin`.
     """
     return certify_margins(model, x, y, threat, "cap", cap_margins, sound=sound)

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.bounding.core.rounding import gamma, norm_above, unit
-from holdfast.certificates.core.lipschitz_margins import NORMS, Constants, lipschitz_constants
+from holdfast.certificates.core.lipschitz_margins import NORMS, Constants, lipschitz_constants, reaches, round_down
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import L2
 
@@ -49,10 +49,7 @@ SAFE = 1 + 1e-12
 def border(own: Tensor, other: Tensor, apart: Tensor, ratio: float, *, slack: float = 0.0) -> Tensor:
     """s_cc' from ||z - c||, ||z - c'|| and d, which broadcast; see the top of this file.
 
-    Args:
-        own, other, apart: distances.
-        ratio: rho.
-        slack: relative error of the distances that is allowed for: a lower bound if > 0, an upper bound if < 0.
+    `slack` is the relative error of the distances that is allowed for: a lower bound if > 0, an upper bound if < 0.
     """
     # s grows with ||z - c'|| and falls with ||z - c||; its size falls with d.
     g = (ratio * (1 - slack) * other).square() - ((1 + slack) * own).square()
@@ -64,14 +61,7 @@ def border(own: Tensor, other: Tensor, apart: Tensor, ratio: float, *, slack: fl
 
 @torch.no_grad()
 def depths(head: Centroid, features: Tensor, ratio: float, *, slack: float = 0.0) -> Tensor:
-    """depth_j of features (B, F) for each class, (B, K) float64; memory grows with the square of the centroids.
-
-    Args:
-        head: the centroids.
-        features: (B, F).
-        ratio: rho.
-        slack: as for `border`.
-    """
+    """depth_j of features (B, F) for each class, (B, K) float64; memory grows with the square of the centroids."""
     classes, per_class, _ = head.weight.shape
     c = head.weight.double().flatten(0, 1)
     distance = torch.linalg.vector_norm(features.double()[:, None] - c, dim=2)
@@ -85,13 +75,8 @@ def depths(head: Centroid, features: Tensor, ratio: float, *, slack: float = 0.0
 def separation(net: CentroidNet, x: Tensor, *, low: float = 0.0, high: float = 1.0, sound: bool = True) -> float:
     """eta d_min / K: two valid inputs that get different answers are at least this far apart in l2.
 
-    A property of the network; the certificate proves at least as much for each input.
-
-    Args:
-        net: with `eta`, in eval mode.
-        x: at least one input (B, ...), for its shape and dtype.
-        low, high: range of the valid inputs.
-        sound: for the network as it is run, not in real arithmetic.
+    A property of the network, in the valid range [low, high], for inputs of the shape and dtype of x (B, ...); the
+    certificate proves at least as much for each input.
     """
     net = _centroid_net(net)
     if net.eta is None:
@@ -110,27 +95,22 @@ def separation(net: CentroidNet, x: Tensor, *, low: float = 0.0, high: float = 1
     return max(0.0, gap / (_constant(constants) * SAFE))
 
 
-@register(
-    Certificate(
-        "centroid",
-        summary="centroid networks: distance of the features to where the answer changes, over a Lipschitz constant",
-        threats=NORMS,
-        reference="Wang, On the feature alignment of deep vision models (thesis), 2023",
-        own_margin=True,
-        needs="centroid",
-    )
+@Certificate(
+    "centroid",
+    summary="centroid networks: distance of the features to where the answer changes, over a Lipschitz constant",
+    threats=NORMS,
+    reference="Wang, On the feature alignment of deep vision models (thesis), 2023",
+    own_margin=True,
+    needs="centroid",
+    module=CentroidNet,
 )
 def centroid(
     model: nn.Module, x: Tensor, y: Tensor, threat: L2, *, may_reject: bool = False, sound: bool = True
 ) -> CertifyResult:
     """Certified if the features stay where the answer is y; with rejection, y = K stands for "I don't know".
 
-    Args:
-        model: a `CentroidNet` whose body has a Lipschitz constant.
-        x: inputs, shape (B, ...).  y: classes, shape (B,).
-        threat: an l2 ball.
-        may_reject: an answer may turn into a rejection, though not into another answer: proves larger radii.
-        sound: account for floating-point rounding.
+    With `may_reject` an answer may turn into a rejection, though not into another answer: proves larger radii. The
+    model is a `CentroidNet` whose body has a Lipschitz constant.
 
     Returns:
         With `radius` (B,), the largest one that is proved; `margin` is in units of the features: what is left of the
@@ -160,15 +140,12 @@ def _result(right: Tensor, room: Tensor, x: Tensor, threat: L2, constants: Const
         fixed = 2 * (float(constants.offset.max()) / math.sqrt(2) + slope * distance) * SAFE
         fixed = fixed + 64 * math.sqrt(torch.finfo(x.dtype).tiny / u)
         speed = (speed + slope) * SAFE
-        # An input that counts as inside the ball may be outside by what rounding its distance can do.
-        stretch = 1 + 64 * u
-        apart = 4 * u * max(abs(threat.low), abs(threat.high)) * math.sqrt(x[0].numel())
-        reach = reach * stretch + apart
+        reach, stretch, apart = reaches(threat, x)
     margin = (room - reach * speed - fixed).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     margin = torch.where(right, margin, margin.clamp(max=0))
     radius = (((room - fixed) / speed - apart) / stretch).nan_to_num(0.0, posinf=torch.inf).clamp(min=0)
     radius = torch.where(right, radius, torch.zeros_like(radius))
-    margin, radius = _down(margin, x.dtype), _down(radius, x.dtype)
+    margin, radius = round_down(torch.stack([margin, radius]), x.dtype)
     certified = margin > 0
     return CertifyResult(certified, margin, radius, by=tuple("centroid" if c else "" for c in certified.tolist()))
 
@@ -210,9 +187,3 @@ def _distances(c: Tensor) -> Tensor:
 def _wobble(net: CentroidNet, x: Tensor) -> float:
     """How far d_1 / d_2, as the network computes it and compares it with rho, may be off, relatively."""
     return 4 * gamma(net.head.weight.shape[2], x.dtype)
-
-
-def _down(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The nearest number of that dtype that is not larger."""
-    near = value.to(dtype)
-    return torch.where(near.double() > value, torch.nextafter(near, torch.full_like(near, -torch.inf)), near)

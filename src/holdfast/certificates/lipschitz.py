@@ -18,21 +18,18 @@ from holdfast.certificates.core.lipschitz_margins import (
 )
 from holdfast.certificates.core.proved_norms import cached_norm
 from holdfast.certificates.core.radius_search import own_radius
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import L2
 
 
-@register(
-    Certificate(
-        "lipschitz",
-        summary="margins against sqrt(2) times the Lipschitz constant of the network, the same for all pairs of "
-        "classes",
-        threats=NORMS,
-        reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
-        "invariance for deep neural networks, 2018",
-        radius=own_radius,
-    )
+@Certificate(
+    "lipschitz",
+    summary="margins against sqrt(2) times the Lipschitz constant of the network, the same for all pairs of classes",
+    threats=NORMS,
+    reference="Tsuzuku, Sato and Sugiyama, Lipschitz-margin training: scalable certification of perturbation "
+    "invariance for deep neural networks, 2018",
+    radius=own_radius,
 )
 def lipschitz(
     model: nn.Module,
@@ -46,12 +43,8 @@ def lipschitz(
 ) -> CertifyResult:
     """Certified if z_y - z_i > sqrt(2) eps K for all i; never more than `gloro` proves, unless local.
 
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: an l2 ball.
-        local: constants for every pair of classes that hold in the ball around each input, where neurons that stay off
-            do not count (bounding/lipschitz/local.py). Never less than `gloro` proves; a proof of norms for each input.
-        sound, logits: as for `gloro`.
+    With `local`, constants for every pair of classes that hold in the ball around each input, where neurons that stay
+    off do not count (bounding/lipschitz/local.py): never less than `gloro` proves, by a proof of norms for each input.
     """
     if local:
         return _certify_locally(model, x, y, threat, sound=sound, logits=logits)

@@ -19,34 +19,26 @@ from holdfast.bounding.linear.relax import Slopes
 from holdfast.bounding.linear.relaxation import margin_bounds, output_bounds, relaxation
 from holdfast.certificates.core.margins import from_margins
 from holdfast.checks import check_precision, check_task
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
-from holdfast.threats import Linf
+from holdfast.threats import Linf, per_input
 from holdfast.utils.options import Positive, Whole, check_options, options_of
+from holdfast.utils.show import Shown
 
 Margins = Callable[[Tensor, bool], Tensor]
 """From half-widths (B, ...) and `sound` to lower bounds of z_y - z_j over the box, (B, K); infinite at j = y."""
 
 
-@dataclass(frozen=True, eq=False)
-class NonuniformResult:
-    """The box found around each input.
+@dataclass(frozen=True, eq=False, repr=False)
+class NonuniformResult(Shown):
+    """The box found around each input."""
 
-    Attributes:
-        radius: half-width of the box for every input value, shape of x; 0 where nothing was proved.
-        certified: (B,) bool, True where the box was proved, with rounding.
-        margin: (B,) proven lower bound of the margin over the box, or over the least box where that was not proved.
-        log_volume: (B,) mean over the input values of log radius; -inf where nothing was proved.
-        uniform: (B,) half-width of the largest box with equal sides that the same bounds prove.
-        ratio: (B,) geometric mean of `radius` divided by `uniform`; 1 where nothing was proved.
-    """
-
-    radius: Tensor
-    certified: Tensor
-    margin: Tensor
-    log_volume: Tensor
-    uniform: Tensor
-    ratio: Tensor
+    radius: Tensor  # half-width of the box for every input value, shape of x; 0 where nothing was proved
+    certified: Tensor  # (B,) bool, True where the box was proved, with rounding
+    margin: Tensor  # (B,) proven lower bound of the margin over the box, or over the least box if that was not proved
+    log_volume: Tensor  # (B,) mean over the input values of log radius; -inf where nothing was proved
+    uniform: Tensor  # (B,) half-width of the largest box with equal sides that the same bounds prove
+    ratio: Tensor  # (B,) geometric mean of `radius` divided by `uniform`; 1 where nothing was proved
 
 
 def nonuniform(
@@ -55,32 +47,19 @@ def nonuniform(
     y: Tensor,
     threat: Linf,
     *,
-    steps: Whole = 100,
-    step_size: Positive = 0.1,
-    penalty: Positive = 4.0,
-    delta: float = 1e-4,
-    tolerance: Positive = 1e-3,
-    slopes: Slopes = "parallel",
-    hidden: bool = True,
-    elide: bool = True,
+    steps: Whole = 100,  # of Adam, each with one evaluation of the bounds and its gradient
+    step_size: Positive = 0.1,  # learning rate of Adam, on the logarithm of the half-widths
+    penalty: Positive = 4.0,  # weight of the quadratic term, with margins in units of the clean margin
+    delta: float = 1e-4,  # margin to keep, in the same unit
+    tolerance: Positive = 1e-3,  # relative precision to which the box is shrunk, and the uniform one searched
+    slopes: Slopes = "parallel",  # one slope per neuron (Fast-Lin); "adaptive" for two (CROWN)
+    hidden: bool = True,  # bound the hidden layers by backward passes; else by intervals, which is cheaper and looser
+    elide: bool = True,  # bound differences of logits (larger boxes); else the logits one by one, as the paper does
 ) -> NonuniformResult:
     """The certified box of largest volume that contains the threat set; `Linf(0)` asks for any box.
 
     The box is not cut with the valid range: it is proved as it stands, and with it the part that is valid.
     Inputs for which not even the threat set is proved get `certified=False`, never a smaller box.
-
-    Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs in the threat's valid range, shape (B, ...).  y: labels, shape (B,), int64.
-        threat: `Linf(eps)`; every half-width is at least eps.
-        steps: steps of Adam, each with one evaluation of the bounds and its gradient.
-        step_size: learning rate of Adam, on the logarithm of the half-widths.
-        penalty: weight of the quadratic term, with margins in units of the clean margin.
-        delta: margin to keep, in the same unit.
-        tolerance: relative precision to which the box is shrunk, and to which the uniform one is searched.
-        slopes: "parallel" for one slope per neuron (Fast-Lin), "adaptive" for two (CROWN).
-        hidden: bound the hidden layers by backward passes; else by intervals, which is cheaper and looser.
-        elide: bound differences of logits (larger boxes); else the logits one by one, as the paper does.
     """
     check_precision(x)
     clean = check_task(model, x, y, threat)
@@ -99,7 +78,7 @@ def nonuniform(
         best = _maximise(part, side.clamp(min=torch.finfo(x.dtype).tiny), steps, step_size, penalty, delta)
         best = _largest(part, torch.maximum(best, least[chosen]), least[chosen], tolerance)
         better = best.log().flatten(1).mean(1) > side.log().flatten(1).mean(1)
-        best = torch.where(_column(better, x), best, side)
+        best = torch.where(per_input(better, x), best, side)
         radius[chosen], uniform[chosen] = best, side.flatten(1)[:, 0]
         with torch.no_grad():
             margin[chosen] = part(best, True).amin(1)
@@ -110,13 +89,11 @@ def nonuniform(
     return NonuniformResult(radius, certified, margin, volume, uniform, ratio)
 
 
-@register(
-    Certificate(
-        "nonuniform",
-        summary="the certified box of largest volume around the threat set, each value with its own radius",
-        threats=("linf",),
-        reference="Liu, Tomioka and Cevher, On certifying non-uniform bounds against adversarial attacks, 2019",
-    )
+@Certificate(
+    "nonuniform",
+    summary="the certified box of largest volume around the threat set, each value with its own radius",
+    threats=("linf",),
+    reference="Liu, Tomioka and Cevher, On certifying non-uniform bounds against adversarial attacks, 2019",
 )
 def certify_nonuniform(
     model: nn.Module,
@@ -131,23 +108,11 @@ def certify_nonuniform(
     """Certified where `nonuniform` finds a box; `radius` is its least half-width, the radius of a proved ball.
 
     It certifies what linear bounds with the same slopes do. `holdfast.certificates.nonuniform.nonuniform` gives the
-    box itself and has the other options.
-
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: `Linf(eps)`.
-        steps: steps of the optimiser.
-        slopes: "parallel" (Fast-Lin) or "adaptive" (CROWN).
-        hidden: bound the hidden layers by backward passes; else by intervals.
+    box itself, explains the options, and has more of them.
     """
     found = nonuniform(model, x, y, threat, steps=steps, slopes=slopes, hidden=hidden)
     by = tuple("nonuniform" if c else "" for c in found.certified.tolist())
     return CertifyResult(found.certified, found.margin, found.radius.flatten(1).amin(1), by=by)
-
-
-def _column(values: Tensor, like: Tensor) -> Tensor:
-    """(B,) -> (B, 1, ...) to broadcast against `like`."""
-    return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def _margins(graph: Graph, x: Tensor, y: Tensor, slopes: Slopes, hidden: bool, elide: bool) -> Margins:
@@ -157,11 +122,10 @@ def _margins(graph: Graph, x: Tensor, y: Tensor, slopes: Slopes, hidden: bool, e
         region = Region(x - radius, x + radius, x)
         r = relaxation(graph, region, slopes=slopes, hidden=hidden, sound=sound)
         if elide:
-            found = margin_bounds(r, y)
-        else:
-            lower, upper = output_bounds(r)
-            found = lower.gather(1, y[:, None]) - upper
-            found = found - 4 * unit(x.dtype) * found.abs() if sound else found
+            return margin_bounds(r, y).scatter(1, y[:, None], torch.inf)
+        lower, upper = output_bounds(r)
+        found = lower.gather(1, y[:, None]) - upper
+        found = found - 4 * unit(x.dtype) * found.abs() if sound else found
         return found.scatter(1, y[:, None], torch.inf)
 
     return margins
@@ -184,9 +148,9 @@ def _largest(margins: Margins, shape: Tensor, least: Tensor, tolerance: float) -
         active &= high > torch.finfo(shape.dtype).eps
         if not bool(active.any()):
             return best
-        box = torch.maximum(_column(tried, shape) * shape, least)
+        box = torch.maximum(per_input(tried, shape) * shape, least)
         proved = (margins(box, True) > 0).all(1) & active
-        best = torch.where(_column(proved, shape), box, best)
+        best = torch.where(per_input(proved, shape), box, best)
         failed = active & ~proved
         low, high = torch.where(proved, tried, low), torch.where(failed, tried, high)
         high = torch.where(proved & growing, 2 * high, high)

@@ -17,46 +17,33 @@ from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear.coefficients import dense
 from holdfast.bounding.linear.relax import Slopes
 from holdfast.bounding.linear.relaxation import concretise, margin_planes, relaxation
-from holdfast.certificates.core.distance import Norm, distance, dual, half_spaces, reach
+from holdfast.certificates.core.distance import distance, dual, half_spaces, norm_of, reach
 from holdfast.certificates.core.margins import from_margins
 from holdfast.certificates.core.radius_search import Ball, Proof, Question, searched
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
-from holdfast.threats import L1, L2, Linf
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """Which linear bounds make the envelope.
+    """Which linear bounds make the envelope."""
 
-    Attributes:
-        slopes: "parallel" for one slope per neuron (Fast-Lin), "adaptive" for two (CROWN).
-        hidden: bound the hidden layers by backward passes; else by intervals, which is cheaper and looser.
-        in_range: measure the distance only to valid inputs (larger), or to all of space.
-        sound: account for floating-point rounding.
-    """
-
-    slopes: Slopes = "parallel"
-    hidden: bool = True
-    in_range: bool = True
+    slopes: Slopes = "parallel"  # one slope per neuron (Fast-Lin); "adaptive" for two (CROWN)
+    hidden: bool = True  # bound the hidden layers by backward passes; else by intervals, which is cheaper and looser
+    in_range: bool = True  # measure the distance only to valid inputs (larger), or to all of space
     sound: bool = True
 
 
 def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Ball, eps: Tensor, options: Envelope) -> tuple[Tensor, Tensor]:
     """Radius proved by the bounds over the ball of radius eps, and margins over that ball.
 
-    Args:
-        graph: the network.
-        x: inputs (B, ...).  y: labels (B,).
-        threat: kind of ball and valid range.
-        eps: radius of each input's ball, (B,).
-        options: which bounds.
+    `threat` says the kind of ball and the valid range, `eps` (B,) the radius of the ball of each input.
 
     Returns:
         radius: (B,), at most eps; 0 where nothing is proved.
         margins: lower bounds of z_y - z_j, (B, K); all positive, but for j = y, exactly where the radius is eps.
     """
-    sound, norm = options.sound, _norm(threat)
+    sound, norm = options.sound, norm_of(threat)
     r = relaxation(graph, balls(threat, x, eps, sound=sound), slopes=options.slopes, hidden=options.hidden, sound=sound)
     planes = margin_planes(r, y)
     slope = dense(planes.coefficients, tuple(x.shape[1:])).values
@@ -74,16 +61,6 @@ def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Ball, eps: Tensor, opti
     return torch.where(whole, eps, torch.minimum(nearest, eps * (1 - 4 * unit(x.dtype)))), margins
 
 
-def _norm(threat: Ball) -> Norm:
-    match threat:
-        case Linf():
-            return "linf"
-        case L2():
-            return "l2"
-        case L1():
-            return "l1"
-
-
 def _proof(graph: Graph, q: Question) -> Proof:
     options = Envelope(slopes=q.slopes, sound=q.sound)
 
@@ -94,15 +71,13 @@ def _proof(graph: Graph, q: Question) -> Proof:
     return prove
 
 
-@register(
-    Certificate(
-        "pec",
-        summary="linear bounds of the margins as a polyhedron; a radius even where the whole ball cannot be proved",
-        threats=BALLS,
-        reference="Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, "
-        "2020",
-        radius=searched(_proof),
-    )
+@Certificate(
+    "pec",
+    summary="linear bounds of the margins as a polyhedron; a radius even where the whole ball cannot be proved",
+    threats=BALLS,
+    reference="Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, "
+    "2020",
+    radius=searched(_proof),
 )
 def pec(
     model: nn.Module,
@@ -121,13 +96,7 @@ def pec(
     which shows where these are cheap. For the largest radius that can be proved search over eps with `hf.radius`. At L2
     and L1 it proves more than `fastlin`: the corners that a ball has outside the valid range are cut off exactly.
 
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: `Linf`, `L2` or `L1`.
-        slopes: "parallel" for one slope per neuron (Fast-Lin), "adaptive" for two (CROWN).
-        hidden: bound the hidden layers by backward passes; else by intervals, which is cheaper and looser.
-        in_range: measure the distance only to valid inputs, or to all of space.
-        sound: account for floating-point rounding.
+    The options make an `Envelope`.
     """
     eps = torch.full((len(x),), threat.eps, dtype=x.dtype, device=x.device)
     radius, margins = envelope(trace(model, x, threat), x, y, threat, eps, Envelope(slopes, hidden, in_range, sound))

@@ -9,7 +9,7 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.slopes import optimised_slopes
 from holdfast.certificates.core.margins import certify_margins
 from holdfast.random import Noise
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 from holdfast.utils.options import Count, Positive
@@ -24,15 +24,12 @@ def one_step_margins(
     return linear.margin_bounds(relaxed, y, slopes)
 
 
-@register(
-    Certificate(
-        "slope-step",
-        summary="intervals for the hidden layers, linear bounds with lower slopes found by a gradient step for "
-        "each input",
-        threats=REGIONS,
-        reference="Lee et al., Towards better understanding of training certifiably robust models against adversarial "
-        "examples, 2021",
-    )
+@Certificate(
+    "slope-step",
+    summary="intervals for the hidden layers, linear bounds with lower slopes found by a gradient step for each input",
+    threats=REGIONS,
+    reference="Lee et al., Towards better understanding of training certifiably robust models against adversarial "
+    "examples, 2021",
 )
 def slope_step(
     model: nn.Module,
@@ -40,25 +37,16 @@ def slope_step(
     y: Tensor,
     threat: Threat,
     *,
-    steps: Count = 1,
-    step_size: Positive = 2.0,
-    seed: int = 0,
+    steps: Count = 1,  # the paper's variant with several takes 7
+    step_size: Positive = 2.0,  # at least 1 makes one step decide, the paper's variant with several takes 0.1
+    seed: int = 0,  # fixes the starting slopes
     sound: bool = True,
-    chunk_boxes: Count = 256,
+    chunk_boxes: Count = 256,  # boxes in memory at a time, for patches
 ) -> CertifyResult:
     """The bound that belongs to training with optimised slopes; on networks trained otherwise `crown` is tighter.
 
     The starting slopes are random, yet belong to the input: they are drawn from its values, so the answer does not
     depend on the batch. Whatever slopes come out, the bound is a proof.
-
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: any.
-        steps: gradient steps; the paper's variant with several takes 7.
-        step_size: change per step; at least 1 makes one step decide, the paper's variant with several takes 0.1.
-        seed: fixes the starting slopes.
-        sound: account for floating-point rounding.
-        chunk_boxes: boxes in memory at a time, for patches.
     """
 
     def margins(graph: Graph, r: Region, y: Tensor, *, sound: bool) -> Tensor:

@@ -37,7 +37,8 @@ def task(name):
 @pytest.mark.parametrize("name", NETS)
 def test_bounds_and_margins_are_the_same(name, method, threat, sound):
     model, x, y = task(name)
-    tolerance = 1e-3 if sound else 1e-5  # the term for rounding grows with the zeros that a window leaves out
+    # The term for rounding grows with the zeros that a window leaves out; an ascent takes differences further.
+    tolerance = 1e-3 if sound else 3e-5 if method == "alpha-crown" else 1e-5
     fast, plain = both(lambda: hf.bounds(model, x, threat, method, sound=sound))
     assert torch.allclose(fast.lower, plain.lower, atol=tolerance)
     assert torch.allclose(fast.upper, plain.upper, atol=tolerance)

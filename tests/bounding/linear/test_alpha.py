@@ -9,7 +9,8 @@ from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import alpha
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.alpha import Ascent
-from holdfast.errors import UnsupportedError
+from holdfast.bounding.linear.coefficients import Coefficients
+from holdfast.errors import InputError, UnsupportedError
 
 QUICK = Ascent(iterations=5)
 
@@ -81,8 +82,84 @@ def test_stable_neurons_keep_their_exact_line_whatever_the_ascent_found():
         trace(model, x), region(hf.Linf(0.25), x, sound=False), slopes="adaptive", hidden=True, sound=False
     )
     (node,) = r.lines
-    held = alpha._held(r, {node: torch.full((1, 2, 3), 0.5)})
-    assert held[node].tolist() == [[[1.0, 0.0, 0.5]] * 2]
+    rows = Coefficients(torch.ones(1, 2, 3))
+    slopes = {node: torch.full((1, 2, 3), 0.5)}
+    assert alpha._chosen(r, node, rows, slopes, node).tolist() == [[[1.0, 0.0, 0.5]] * 2]
+
+
+def test_a_hidden_row_that_is_behind_has_a_gradient_and_the_value_of_the_maximum():
+    known, new = torch.tensor([1.0, -2.0, 0.1]), torch.tensor([0.5, 3.0, 0.1], requires_grad=True)
+    larger = linear.straight_maximum(known, new)
+    assert larger.tolist() == torch.maximum(known, new).tolist()
+    larger.backward(torch.tensor([2.0, 3.0, 5.0]))
+    assert new.grad.tolist() == [2.0, 3.0, 5.0]
+
+
+def test_certified_training_keeps_the_gradient_of_the_maximum():
+    """Without rows of an ascent a bound that is behind an interval's has no part in the loss, and no gradient."""
+    torch.manual_seed(0)
+    model = steep(12, 3)
+    x, y = torch.rand(2, 6), torch.tensor([0, 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "straight_maximum", None)
+        r = linear.relaxation(
+            trace(model, x), region(hf.Linf(0.1), x, sound=False), slopes="adaptive", hidden=True, sound=False
+        )
+        assert linear.margin_bounds(r, y).requires_grad
+
+
+def test_joint_ascent_gains_by_the_gradients_of_rows_that_are_behind(monkeypatch):
+    torch.manual_seed(2)
+    model = steep(24, 3)
+    x = torch.rand(8, 6)
+    y = model(x).argmax(1)
+    graph, box = trace(model, x), region(hf.Linf(0.25), x, sound=False)
+
+    def total(ascent):
+        return alpha.margin_bounds(graph, box, y, ascent, sound=False).sum().item()
+
+    crown, last, joint = (total(ascent) for ascent in (Ascent(0), Ascent(20), Ascent(20, joint=True)))
+    monkeypatch.setattr(linear, "straight_maximum", torch.maximum)
+    assert joint > total(Ascent(20, joint=True)) > last > crown
+
+
+@pytest.mark.parametrize("activation", [nn.Sigmoid, nn.Tanh])
+@pytest.mark.parametrize("joint", [False, True])
+def test_slopes_of_sigmoid_and_tanh_are_optimised_and_sound(activation, joint):
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), activation(), nn.Flatten(), nn.Linear(75, 20), activation())
+    model = model.append(nn.Linear(20, 3)).eval()
+    with torch.no_grad():
+        for layer in (model[0], model[3], model[5]):
+            layer.weight.mul_(5.0)
+    x, threat = torch.rand(2, 1, 5, 5), hf.Linf(0.15)
+    crown = hf.bounds(model, x, threat, "crown")
+    ours = hf.bounds(model, x, threat, "alpha-crown", ascent=Ascent(15, joint=joint))
+    assert bool((ours.lower >= crown.lower - 1e-4).all())
+    assert (ours.upper - ours.lower).mean() < 0.98 * (crown.upper - crown.lower).mean()
+    lower, upper = threat.box(x)
+    for seed in range(5):
+        noise = torch.rand(2000, 2, 1, 5, 5, generator=torch.Generator().manual_seed(seed))
+        noise = noise.round() if seed % 2 else noise
+        outputs = model((lower + (upper - lower) * noise).flatten(0, 1)).view(2000, 2, 3)
+        assert bool((outputs >= ours.lower).all())
+        assert bool((outputs <= ours.upper).all())
+
+
+def test_the_certificate_climbs_for_a_margin_that_is_asked_for():
+    torch.manual_seed(0)
+    model = steep(30, 3)
+    x = torch.rand(60, 6)
+    y, threat = model(x).argmax(1), hf.Linf(0.04)
+    crown, quick, full = (
+        hf.certify(model, x, y, threat, method, **options)
+        for method, options in (("crown", {}), ("alpha-crown", {}), ("alpha-crown", {"verdict": False}))
+    )
+    proved = crown.certified
+    assert int(proved.sum()) > 5
+    assert torch.allclose(quick.margin[proved], crown.margin[proved])
+    assert bool((full.margin[proved] > crown.margin[proved]).any())
+    assert bool((full.margin >= quick.margin - 1e-4).all())
 
 
 def test_selecting_inputs_gives_their_own_bounds():
@@ -148,3 +225,9 @@ def test_auto_is_as_good_as_its_best_step_and_stops_where_it_must():
     assert set(hf.certify(smooth, x, y, hf.Linf(0.001), "auto").by) <= {"ibp", ""}
     with pytest.raises(UnsupportedError, match="softplus"):
         hf.certify(smooth, x, y, hf.Linf(0.001), "crown")
+
+
+@pytest.mark.parametrize("bad", [{"iterations": -1}, {"learning_rate": 0.0}, {"decay": 1.5}, {"hope": -1.0}])
+def test_an_ascent_with_settings_out_of_range_is_refused(bad):
+    with pytest.raises(InputError, match=next(iter(bad))):
+        Ascent(**bad)

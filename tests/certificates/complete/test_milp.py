@@ -11,14 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import tiny_nets
-from scipy.optimize import OptimizeResult, linprog
+from scipy.optimize import OptimizeResult
 from torch import nn
 
 import holdfast as hf
+from enumeration import by_enumeration
 from holdfast.bounding import interval
+from holdfast.bounding.core.evaluation import evaluation_error
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.trace import trace
-from holdfast.certificates.complete.milp import evaluation_error, exact_margin, milp
+from holdfast.certificates.complete.milp import exact_margin, milp
 from holdfast.certificates.complete.milp_model import affine_matrix, program, skeleton
 from holdfast.certificates.crown import crown
 from holdfast.certificates.ibp import ibp
@@ -26,31 +28,6 @@ from holdfast.models.layers import MinMax
 from holdfast.random import Noise
 
 WIDE = {"low": -1.0, "high": 2.0}
-
-
-def by_enumeration(layers, lower, upper, y, slope=0.0):
-    """Smallest margin of an MLP [(W, b), ...] over a box: one LP for each pattern of signs of its hidden neurons."""
-    widths = [len(b) for _, b in layers[:-1]]
-    best = np.inf
-    for pattern in itertools.product((0, 1), repeat=sum(widths)):
-        matrix, shift = np.eye(len(lower)), np.zeros(len(lower))
-        rows, limits, signs = [], [], list(pattern)
-        for weight, bias in layers[:-1]:
-            matrix, shift = weight @ matrix, weight @ shift + bias
-            on = np.array([signs.pop(0) for _ in bias])
-            rows.append(np.where(on, -1, 1)[:, None] * matrix)
-            limits.append(np.where(on, 1, -1) * shift)
-            factor = np.where(on, 1.0, slope)
-            matrix, shift = factor[:, None] * matrix, factor * shift
-        weight, bias = layers[-1]
-        matrix, shift = weight @ matrix, weight @ shift + bias
-        for j in set(range(len(bias))) - {y}:
-            found = linprog(
-                matrix[y] - matrix[j], np.concatenate(rows), np.concatenate(limits), bounds=np.stack([lower, upper], 1)
-            )
-            if found.status == 0:
-                best = min(best, found.fun + shift[y] - shift[j])
-    return best
 
 
 def mlp(sizes, activation=nn.ReLU, seed=0):
@@ -124,7 +101,7 @@ def cancelling(seed, weight, planted, dtype=torch.float64):
 @pytest.mark.parametrize("weight", SMALL)
 def test_small_weights_with_large_effects_are_not_dropped(weight, dtype):
     """The margin of every network goes down to -0.02; without its small weight it would be 1 more, or 1 less."""
-    for seed in range(12):
+    for seed in range(4):
         model, x, y = cancelling(seed, weight, -0.02, dtype)
         if model(x).argmax() == 0:
             assert not bool(hf.certify(model, x, y, hf.Linf(0.2), "milp").certified)
@@ -137,7 +114,7 @@ def test_small_weights_with_large_effects_are_not_dropped(weight, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weight", SMALL)
 def test_small_weights_with_large_effects_leave_the_exact_answer(weight, dtype):
-    for seed in range(4):
+    for seed in range(2):
         model, x, y = cancelling(seed, weight, 0.02, dtype)
         assert bool(hf.certify(model, x, y, hf.Linf(0.2), "milp").certified)
         assert float(exact_margin(model, x, y, hf.Linf(0.2)).margin) == pytest.approx(0.02, abs=CLOSE[dtype])
@@ -147,7 +124,7 @@ def test_small_weights_with_large_effects_leave_the_exact_answer(weight, dtype):
 @pytest.mark.parametrize("planted", [-0.02, 0.02])
 def test_the_answer_does_not_depend_on_the_scale_of_neurons(dtype, decades, planted):
     """Powers of two from 10^-decades to 10^decades go into a neuron and out of it again: not a bit changes."""
-    for seed in range(10):
+    for seed in range(4):
         model, x, y = cancelling(seed, 0.5, planted, dtype)
         limit = int(decades / np.log10(2))
         factor = 2.0 ** torch.randint(-limit, limit + 1, (11,), generator=torch.Generator().manual_seed(seed))
@@ -344,7 +321,9 @@ def test_the_verdict_agrees_with_the_exact_margin(layered):
         assert quick.certified.tolist() == [status == "certified" for status in exact.status]
         assert bool((quick.margin <= exact.margin).all())
         assert bool((quick.certified == (quick.margin > 0)).all())
-        assert quick.by == tuple("milp" if c else "" for c in quick.certified.tolist())
+        assert quick.by == tuple("milp" if status != "unknown" else "" for status in exact.status)
+        broken = model(quick.x_adv).argmax(1) != y
+        assert broken.tolist() == [status == "broken" for status in exact.status]
         assert quick.margin.dtype == x.dtype
         assert bool(quick.certified[crown(model, x, y, threat).margin > 1e-3].all())
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.certificates.smoothing.sample import Sampling, sample
+from holdfast.certificates.smoothing.sample import Sampling, sample, voter
 from holdfast.certificates.smoothing.smoothing import gaussian, gaussian_probability, gaussian_radius
 from holdfast.certificates.smoothing.votes import load_counts
 from holdfast.errors import InputError, StorageError, UnsupportedError
@@ -414,3 +414,23 @@ def test_counts_of_one_label_prove_nothing_for_another():
     other = hf.certify(model, x, 1 - right, hf.L2(0.1), "smoothing", counts=seen[-1], **how)
     assert not bool(other.certified.any())
     assert other.radius.tolist() == [0.0] * 3
+
+
+def test_votes_in_bfloat16_are_votes_of_another_classifier_and_the_certificate_says_so(line):
+    model, x, y, _ = line
+    copy = voter(model, x, "bfloat16")
+    assert voter(model, x, "full") is model
+    task = (x, y, gaussian(SIGMA), torch.ones(0))
+    how = {"noise": "gaussian", "classes": 2}
+    found = sample(model, *task, Sampling(n=500, adaptive=False, precision="bfloat16"), **how)
+    expected = sample(copy, *task, Sampling(n=500, adaptive=False), **how)
+    own = sample(model, *task, Sampling(n=500, adaptive=False), **how)
+    assert torch.equal(found.counts, expected.counts)
+    assert not torch.equal(found.counts, own.counts), "some copies lie between the two boundaries"
+    with pytest.raises(InputError, match="precision"):
+        sample(model, *task, Sampling(n=500, adaptive=False), counts=found, **how)
+    result = hf.certify(model, x[:4], y[:4], hf.L2(0.01), "smoothing", sigma=SIGMA, n=500, precision="bfloat16")
+    assert set(result.by) <= {"", "smoothing of the model in bfloat16"}
+    assert bool(result.certified.any())
+    with pytest.raises(InputError, match="precision"):
+        hf.certify(model, x[:4], y[:4], hf.L2(0.01), "smoothing", sigma=SIGMA, n=500, precision="half")

@@ -35,6 +35,11 @@ class Region:
         eps = None if self.eps is None else self.eps[index]
         return replace(self, lower=self.lower[index], upper=self.upper[index], x=self.x[index], eps=eps)
 
+    def double(self) -> "Region":
+        """The same region in float64."""
+        eps = None if self.eps is None else self.eps.double()
+        return replace(self, lower=self.lower.double(), upper=self.upper.double(), x=self.x.double(), eps=eps)
+
 
 def region(threat: Threat, x: Tensor, *, sound: bool) -> Region:
     """The threat set around x as a Region; patches are several boxes for each input, see `boxes`."""

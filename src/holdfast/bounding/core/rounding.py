@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from holdfast.errors import UnsupportedError
+from holdfast.errors import UnsupportedError, either
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -24,7 +24,7 @@ def gamma(terms: int, dtype: torch.dtype) -> float:
     if n_u > 0.25:
         raise UnsupportedError(
             f"sums of {terms} products in {dtype} have no useful rounding-error bound; convert model and inputs to "
-            "float32 or float64, or pass sound=False"
+            f"float32 or float64, or pass {either('sound=False', '--option sound=false')}"
         )
     return n_u / (1 - n_u)
 
@@ -43,3 +43,9 @@ def norm_above(v: Tensor) -> Tensor:
     """At least the Euclidean norm of each row of v (B, n), in float64, (B,); 0 for a row of zeros."""
     norm: Tensor = torch.linalg.vector_norm(v.double(), dim=1) * (1 + gamma(v.shape[1], torch.float64))
     return torch.where((v != 0).any(1), norm + norm_underflow(v.shape[1], torch.float64), 0.0)
+
+
+def below(bounds: Tensor, dtype: torch.dtype) -> Tensor:
+    """Lower bounds in float64 in another precision: none is larger, but for underflow, and none becomes positive."""
+    lower: Tensor = (bounds - 2 * unit(dtype) * bounds.abs()).to(dtype)
+    return lower

@@ -19,6 +19,7 @@ from holdfast.bounding.core.rounding import unit
 from holdfast.bounding.graph.ops import Graph
 from holdfast.checks import CLONE, modules_in
 from holdfast.errors import UnsupportedError
+from holdfast.models.random.random_network import check_function
 from holdfast.random import Noise
 from holdfast.threats import Box, Linf, Threat
 
@@ -34,10 +35,11 @@ _WAY_OUT = "Export the model to ONNX and load that."
 
 
 def check_plain(model: nn.Module) -> None:
-    """Refuse forward hooks and replaced forward() methods: tracing does not see them.
+    """Refuse forward hooks and replaced forward() methods, which tracing does not see, and random layers.
 
     Hooks of torch.nn.utils (weight norm, spectral norm, pruning) only compute a weight, which tracing does see.
     """
+    check_function(model)
     if global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks:
         raise UnsupportedError("a forward hook is registered for all modules; remove it: proofs do not see hooks")
     for module in modules_in(model):

@@ -149,8 +149,9 @@ def batch_norm_of(module: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> ops.Sca
                 module.num_batches_tracked.add_(1)
             # Without a momentum the running statistics average all batches so far, with equal weights.
             share = module.momentum if module.momentum is not None else 1 / float(module.num_batches_tracked or 1)
-            module.running_mean.lerp_(mean.detach(), share)
-            module.running_var.lerp_(var.detach() * count / (count - 1), share)
+            # As torch's own batch norm, without a note to autograd: a pass before this one may still be differentiated.
+            module.running_mean.data.lerp_(mean.detach(), share)
+            module.running_var.data.lerp_(var.detach() * count / (count - 1), share)
     return ops.batch_norm(mean, var, module.weight, module.bias, module.eps, x.ndim - 1)
 
 
@@ -241,6 +242,38 @@ def mean(x: Tensor, dim: Any = None, keepdim: bool = False) -> ops.Average:
     return average(lambda v: v.mean(dims, keepdim=keepdim), x, math.prod(x.shape[d] for d in dims))
 
 
+def total(x: Tensor, dim: Any = None, keepdim: bool = False) -> ops.Average:
+    """Sum over axes other than the batch."""
+    if dim is None:
+        raise UnsupportedError("a sum over all axes mixes the inputs")
+    dims = tuple(d % x.ndim for d in ((dim,) if isinstance(dim, int) else dim))
+    if 0 in dims:
+        raise UnsupportedError("a sum over the batch axis mixes the inputs")
+    return average(lambda v: v.sum(dims, keepdim=keepdim), x, math.prod(x.shape[d] for d in dims))
+
+
+def permuted(x: Tensor, *dims: Any) -> ops.Average:
+    """The axes of each input in another order."""
+    order = tuple(dims[0]) if len(dims) == 1 and not isinstance(dims[0], int) else dims
+    if order[0] % x.ndim != 0:
+        raise UnsupportedError("a permutation that moves the batch axis")
+    return average(lambda v: v.permute(order), x, 1)
+
+
+def selected(x: Tensor, dim: int, index: Tensor) -> ops.Average:
+    """Some values of one axis, as torch.index_select takes them."""
+    if dim % x.ndim == 0:
+        raise UnsupportedError("a selection along the batch axis")
+    return average(lambda v: v.index_select(dim, index), x, 1)
+
+
+def power(x: Tensor, exponent: Any) -> ops.Activation:
+    """x to an odd whole power, which is increasing."""
+    if not isinstance(exponent, int) or exponent < 1 or exponent % 2 == 0:
+        raise UnsupportedError(f"a power with the exponent {exponent}: bounds need an odd whole number")
+    return monotone("power", lambda v: v.pow(exponent))
+
+
 def pad(x: Tensor, padding: Any, mode: str = "constant", value: float | None = None) -> ops.Average:
     """Zero padding with the arguments of F.pad; a negative padding cuts off."""
     if mode != "constant" or value not in (None, 0) or len(padding) > 2 * (x.ndim - 1):
@@ -323,6 +356,14 @@ FUNCTIONS: dict[Any, Callable[..., Op | None]] = {
     F.max_pool2d: lambda x, *a, **k: max_pool(*a, **k),
     torch.mean: mean,
     "mean": mean,
+    torch.sum: total,
+    "sum": total,
+    torch.permute: permuted,
+    "permute": permuted,
+    torch.index_select: selected,
+    torch.pow: power,
+    "pow": power,
+    operator.pow: power,
     torch.flatten: lambda x, *a, **k: reshape(x, torch.flatten(x, *a, **k)),
     torch.unflatten: lambda x, *a, **k: reshape(x, torch.unflatten(x, *a, **k)),
     torch.reshape: lambda x, *a, **k: reshape(x, torch.reshape(x, *a, **k)),

@@ -24,7 +24,7 @@ def carry(
     j: int,
     c: Coefficients,
     lines: Lines | None,
-    given: Tensor | None,
+    given: Tensor | Lines | None,
     intervals: list[interval.Interval],
     *,
     sound: bool,
@@ -36,7 +36,8 @@ def carry(
         j: the node.
         c: coefficients of its output.
         lines: lines of the node, if it is an activation.
-        given: lower slopes that replace the slopes of `lines`, (B, 1 or M, *shape) or in the layout of c.
+        given: lower slopes that replace the slopes of `lines`, (B, 1 or M, *shape) or in the layout of c; or lines
+            for every row, in the layout of c.
         intervals: bounds of every node.
         sound: account for rounding.
     """
@@ -44,6 +45,8 @@ def carry(
     before = graph.nodes[node.inputs[0]].shape
     match node.op:
         case ops.Activation():
+            if isinstance(given, Lines):
+                return _own_lines(c, given, intervals[node.inputs[0]], sound=sound)
             assert lines is not None
             return _activation(c, lines, given, intervals[node.inputs[0]], sound=sound)
         case ops.Conv() if c.window is not None:
@@ -132,6 +135,22 @@ def _activation(c: Coefficients, lines: Lines, given: Tensor | None, before: int
         added = added + dot(positive, c, lines.lower_shift)
     carried = carried.addcmul_(positive, bend) if overwrite else torch.addcmul(carried, positive, bend)
     return [Coefficients(carried, c.window, scratch=True)], added
+
+
+def _own_lines(c: Coefficients, lines: Lines, before: interval.Interval, *, sound: bool) -> Step:
+    """As `_activation`, with lines that each row has for itself; all in the layout of c."""
+    assert lines.lower_shift is not None
+    c = clean(c, tuple(before[0].shape[1:]))
+    a, axes = c.values, tuple(range(len(c.rows), c.values.ndim))
+    positive, negative = a.clamp(min=0), a.clamp(max=0)
+    added = (positive * lines.lower_shift + negative * lines.upper_shift).sum(axes)
+    if sound:
+        size = seen(torch.maximum(before[0].abs(), before[1].abs()), c)
+        shifts = torch.maximum(lines.lower_shift.abs(), lines.upper_shift.abs())
+        terms = a[(0,) * len(c.rows)].numel()  # one of the two parts is zero
+        cost = 8 * unit(a.dtype) * size + 4 * gamma(terms, a.dtype) * shifts + underflow(0, a.dtype)
+        added = added - (a.abs() * cost).sum(axes) * (1 + 4 * gamma(terms, a.dtype))
+    return [c.with_values(positive * lines.lower_slope + negative * lines.upper_slope)], added
 
 
 def _concat(graph: Graph, node: Node, op: ops.Concat, c: Coefficients) -> list[Coefficients]:

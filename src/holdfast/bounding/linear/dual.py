@@ -26,7 +26,7 @@ from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.coefficients import Coefficients
 from holdfast.bounding.linear.relax import chord, upper_shift
-from holdfast.errors import UnsupportedError
+from holdfast.errors import UnsupportedError, argument
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +53,13 @@ def check_chain(graph: Graph) -> None:
         if node.inputs != (i - 1,):
             raise UnsupportedError(
                 f"layer '{node.name}': the dual bound covers layers in sequence, without branches. "
-                "Use method='fastlin', which gives the same bound for sequences and covers branches as well."
+                f"Use {argument('method', 'fastlin')}, which gives the same bound for sequences and covers branches "
+                "as well."
             )
         if not (relu or isinstance(node.op, ops.Affine | ops.Reshape)):
             raise UnsupportedError(
                 f"layer '{node.name}': the dual bound covers affine layers and ReLU, got {_kind(node.op)}. "
-                "Use method='fastlin' or 'crown', which cover more."
+                f"Use {argument('method', 'fastlin')} or 'crown', which cover more."
             )
 
 

@@ -23,7 +23,7 @@ from holdfast.bounding.graph.ops import Graph, Node
 from holdfast.bounding.linear.coefficients import Coefficients
 from holdfast.bounding.linear.relax import relax
 from holdfast.bounding.linear.relaxation import Planes
-from holdfast.errors import UnsupportedError
+from holdfast.errors import UnsupportedError, argument
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def _step(node: Node, forms: list[Form], region: Region) -> Form:
             return Form(slopes, low, high)
     raise UnsupportedError(
         f"layer '{node.name}': the forward affine form has no rule for {type(node.op).__name__}; "
-        "use method='crown-ibp', whose backward pass has one"
+        f"use {argument('method', 'crown-ibp')}, whose backward pass has one"
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast.bounding.core.rounding import unit
 from holdfast.bounding.graph import ops
-from holdfast.errors import UnsupportedError
+from holdfast.errors import UnsupportedError, argument
 
 Slopes = Literal["adaptive", "parallel"]
 """adaptive: two slopes as in CROWN. parallel: one slope for both lines as in Fast-Lin and the Wong-Kolter dual."""
@@ -40,7 +40,8 @@ def relax(op: ops.Activation, lower: Tensor, upper: Tensor, slopes: Slopes, name
         return _s_shaped(op.kind, lower, upper, slopes)
     raise UnsupportedError(
         f"layer '{name}': linear bounds have no relaxation for the activation '{op.kind}'; "
-        f"they cover {', '.join(sorted(PIECEWISE | S_SHAPED))}. Use method='ibp', which covers all monotone ones."
+        f"they cover {', '.join(sorted(PIECEWISE | S_SHAPED))}. Use {argument('method', 'ibp')}, which covers all "
+        "monotone ones."
     )
 
 
@@ -101,9 +102,20 @@ _FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
 }
 
 
+def derivative_range(op: ops.Activation, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and largest derivative of an activation on [lower, upper], up to rounding; for choices, not for proofs."""
+    if op.kind in PIECEWISE:
+        floor, one = torch.full_like(lower, op.parameter), torch.ones_like(lower)
+        return torch.where(lower >= 0, one, floor), torch.where(upper <= 0, floor, one)
+    derivative = _FUNCTIONS[op.kind][1]
+    low, high = derivative(lower), derivative(upper)
+    top = torch.where((lower < 0) & (upper > 0), derivative(torch.zeros_like(low)), torch.maximum(low, high))
+    return torch.minimum(low, high), top
+
+
 def _s_shaped(kind: str, lower: Tensor, upper: Tensor, slopes: Slopes) -> Lines:
     """Convex left of 0, concave right of it."""
-    function, derivative, where_slope = _FUNCTIONS[kind]
+    function, derivative, _ = _FUNCTIONS[kind]
     width = upper - lower
     secant = torch.where(
         width > 1e-6,
@@ -119,6 +131,19 @@ def _s_shaped(kind: str, lower: Tensor, upper: Tensor, slopes: Slopes) -> Lines:
         mixed = (lower < 0) & (upper > 0)
         up = torch.where(mixed, _tangent(function, derivative, lower, upper), up)
         low = torch.where(mixed, _tangent(_mirror(function), derivative, -upper, -lower), low)
+    return curved_lines(kind, low, up, lower, upper)
+
+
+def slope_range(kind: str, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest derivative of an S-shaped function on [l, u]."""
+    derivative = _FUNCTIONS[kind][1]
+    nearest = torch.minimum(torch.maximum(torch.zeros_like(lower), lower), upper)
+    return torch.minimum(derivative(lower), derivative(upper)), derivative(nearest)
+
+
+def curved_lines(kind: str, low: Tensor, up: Tensor, lower: Tensor, upper: Tensor) -> Lines:
+    """Lines of the given slopes below and above an S-shaped function on [l, u]."""
+    function, _, where_slope = _FUNCTIONS[kind]
     return Lines(
         low,
         -_shift(_mirror(function), where_slope, low, -upper, -lower),

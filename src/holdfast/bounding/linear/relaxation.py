@@ -8,16 +8,20 @@ Rounding (sound=True): the coefficients that were computed are taken as they are
 then misses the exact functional by at most gamma <|A|, |W| |z| + |b|>, with |z| from the interval bounds, which is
 subtracted. The same term again covers the rounding of the network itself when it is run. Coefficients that underflow
 are off by the smallest normal number each, whatever their size: that number times the sum of |z| is subtracted too.
+With `runs_in`, a network that is run in float32 is bounded in float64: its own rounding is then all that costs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from holdfast.bounding import interval
+from holdfast.bounding.core.evaluation import own_error
 from holdfast.bounding.core.region import Region, minimum
 from holdfast.bounding.core.rounding import gamma, underflow, unit
 from holdfast.bounding.graph import ops
@@ -25,6 +29,7 @@ from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.linear.backward import carry
 from holdfast.bounding.linear.coefficients import Coefficients, Window, add, clean, dense, dot
 from holdfast.bounding.linear.relax import Lines, Slopes, relax, unstable
+from holdfast.utils.clock import check_time
 from holdfast.utils.reference import is_reference
 
 MEMORY = 2**21
@@ -53,6 +58,7 @@ class Relaxation:
         lines: for every activation, by node.
         errors: for every node that rounds, what one unit of coefficient costs, (B, *shape); empty if not sound.
         losses: for every node, what coefficients that underflow on the way through it cost, (B,); empty if not sound.
+        runs_in: precision in which the network is run, where that is not the precision of the bounds.
     """
 
     graph: Graph
@@ -62,6 +68,7 @@ class Relaxation:
     lines: dict[int, Lines] = field(default_factory=dict)
     errors: dict[int, Tensor] = field(default_factory=dict)
     losses: dict[int, Tensor] = field(default_factory=dict)
+    runs_in: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +79,14 @@ class Rows:
         neurons: by node, see `chosen`.
         known: bounds of these nodes that hold anyway, (B, *shape) each.
         slopes: called with the relaxation, the node and the number of the chunk of rows, the activation, and the
-            coefficients there; gives slopes that broadcast against these.
+            coefficients there; gives slopes that broadcast against these, or lines.
+        found: told the node and the number of the chunk, and the bounds (B, M) that its rows gave.
     """
 
     neurons: dict[int, Tensor]
     known: dict[int, interval.Interval]
-    slopes: Callable[[Relaxation, tuple[int, int], int, Coefficients], Tensor | None]
+    slopes: Callable[[Relaxation, tuple[int, int], int, Coefficients], Tensor | Lines | None]
+    found: Callable[[tuple[int, int], Tensor, Tensor], None] | None = None
 
 
 def relaxation(
@@ -88,6 +97,7 @@ def relaxation(
     hidden: bool,
     sound: bool,
     rows: Rows | None = None,
+    runs_in: torch.dtype | None = None,
 ) -> Relaxation:
     """Walk forward, bounding the input of every activation, and replaces each activation by lines.
 
@@ -100,15 +110,18 @@ def relaxation(
             On a ball the first layer is always bounded by the dual norm.
         sound: account for rounding.
         rows: the neurons to bound and their slopes, instead of the unstable ones and the slopes of the lines.
+        runs_in: the precision in which the network is run, if it is bounded in float64 (see `evaluation.doubled`). The
+            bounds hold for every such run, and for real arithmetic.
     """
-    r = Relaxation(graph, region, sound)
+    r = Relaxation(graph, region, sound, runs_in=runs_in)
     r.intervals.append((region.lower, region.upper))
-    users = _users(graph)
+    users = users_of(graph)
     if slopes is not None:
-        _draw_lines(r, 0, users[0], slopes)
+        draw_lines(r, 0, users[0], slopes)
     flat = {0}  # nodes whose values each read one value of the input, or none: the image of a box is a box
     for i, node in enumerate(graph.nodes[1:], start=1):
-        bounds = interval.step(node, [r.intervals[j] for j in node.inputs], sound=sound)
+        check_time()
+        bounds, own = _stepped(r, i)
         if rows is not None and i in rows.known:
             bounds = torch.maximum(bounds[0], rows.known[i][0]), torch.minimum(bounds[1], rows.known[i][1])
         r.intervals.append(bounds)
@@ -116,20 +129,28 @@ def relaxation(
         if node.inputs[0] in flat and (isinstance(node.op, ops.Scale | ops.Reshape) or _single(node.op)):
             flat.add(i)
         if sound and slopes is not None:
-            _note_rounding(r, i, users[i])
+            note_rounding(r, i, users[i], own)
         if first and i not in flat and region.threat is not None:
-            r.intervals[i] = _refined(r, i, torch.ones_like(bounds[0], dtype=torch.bool))
+            r.intervals[i] = refined(r, i, torch.ones_like(bounds[0], dtype=torch.bool))
         if slopes is None:
             continue
         if hidden and not first and any(isinstance(graph.nodes[k].op, NONLINEAR) for k in users[i]):
-            r.intervals[i] = _refined(r, i, open_neurons(r, i), rows)
+            r.intervals[i] = refined(r, i, open_neurons(r, i), rows)
         if sound:
             interval.check_order(*r.intervals[i], f"layer '{node.name}'")
-        _draw_lines(r, i, users[i], slopes)
+        draw_lines(r, i, users[i], slopes)
     return r
 
 
-def _draw_lines(r: Relaxation, i: int, users: list[int], slopes: Slopes) -> None:
+def _stepped(r: Relaxation, i: int) -> tuple[interval.Interval, Tensor | None]:
+    """Interval bounds of node i from the bounds of its inputs, and what rounding adds when the node is run."""
+    node, inputs = r.graph.nodes[i], [r.intervals[j] for j in r.graph.nodes[i].inputs]
+    lower, upper = interval.step(node, inputs, sound=r.sound)
+    own = None if r.runs_in is None else own_error(node, inputs, (lower, upper), r.runs_in)
+    return ((lower, upper) if own is None else (lower - own, upper + own)), own
+
+
+def draw_lines(r: Relaxation, i: int, users: list[int], slopes: Slopes) -> None:
     """Replace the activations that read from node i by lines over its bounds."""
     for k in users:
         node = r.graph.nodes[k]
@@ -144,7 +165,9 @@ def _single(op: ops.Op) -> bool:
 
 def hidden_layers(graph: Graph) -> list[int]:
     """Nodes that an activation, a max pooling or a MinMax reads from."""
-    return [i for i, users in enumerate(_users(graph)) if any(isinstance(graph.nodes[k].op, NONLINEAR) for k in users)]
+    return [
+        i for i, users in enumerate(users_of(graph)) if any(isinstance(graph.nodes[k].op, NONLINEAR) for k in users)
+    ]
 
 
 def open_neurons(r: Relaxation, i: int) -> Tensor:
@@ -154,7 +177,8 @@ def open_neurons(r: Relaxation, i: int) -> Tensor:
     return torch.stack(masks).any(0)
 
 
-def _users(graph: Graph) -> list[list[int]]:
+def users_of(graph: Graph) -> list[list[int]]:
+    """For each node, the nodes that read from it."""
     users: list[list[int]] = [[] for _ in graph.nodes]
     for i, node in enumerate(graph.nodes):
         for j in node.inputs:
@@ -166,8 +190,8 @@ def _magnitude(bounds: interval.Interval) -> Tensor:
     return torch.maximum(bounds[0].abs(), bounds[1].abs())
 
 
-def _note_rounding(r: Relaxation, i: int, users: list[int]) -> None:
-    """What one unit of coefficient at node i can lose to rounding (see the module's docstring)."""
+def note_rounding(r: Relaxation, i: int, users: list[int], own: Tensor | None = None) -> None:
+    """What one unit of coefficient at node i can lose to rounding; `own` of it when the node is run elsewhere."""
     node = r.graph.nodes[i]
     size = _magnitude(r.intervals[i])
     if isinstance(node.op, ops.Affine):
@@ -175,10 +199,14 @@ def _note_rounding(r: Relaxation, i: int, users: list[int]) -> None:
         # Forward sums have `terms` terms; the transposed product adds up as many as an input has outputs.
         factor = gamma(node.op.terms, size.dtype) + gamma(_transposed_terms(node.op), size.dtype)
         r.errors[i] = 3 * factor * reach + underflow(node.op.terms, size.dtype)
+        if node.op.bias_abs is not None:
+            r.errors[i] = r.errors[i] + gamma(_bias_terms(node), size.dtype) * node.op.bias_abs
     elif isinstance(node.op, ops.Add | ops.MaxPool | ops.MinMax) or len(users) > 1:
         r.errors[i] = 16 * unit(size.dtype) * size + underflow(0, size.dtype)
     elif isinstance(node.op, ops.Activation) and node.op.kind not in interval.EXACT:
         r.errors[i] = 4 * interval.ULPS * unit(size.dtype) * size + underflow(0, size.dtype)
+    if own is not None:
+        r.errors[i] = r.errors[i] + own if i in r.errors else own
     r.losses[i] = _underflows(r, i)
 
 
@@ -201,7 +229,14 @@ def _transposed_terms(op: ops.Affine) -> int:
     return op.terms
 
 
-def _refined(r: Relaxation, i: int, which: Tensor, rows: Rows | None = None) -> interval.Interval:
+def _bias_terms(node: ops.Node) -> int:
+    """How many coefficients are added up for the share of the bias, at most, one after the other."""
+    if isinstance(node.op, ops.Conv):  # the places of each channel first
+        return node.shape[0] + _numel(node.shape[1:])
+    return _numel(node.shape)
+
+
+def refined(r: Relaxation, i: int, which: Tensor, rows: Rows | None = None) -> interval.Interval:
     """Interval bounds of node i, tightened by backward passes where `which` (B, *shape) is true."""
     lower, upper = r.intervals[i]
     neurons = chosen(r.graph, i, which) if rows is None else rows.neurons[i]
@@ -211,12 +246,36 @@ def _refined(r: Relaxation, i: int, which: Tensor, rows: Rows | None = None) -> 
     for number, part in enumerate(neurons.split(_chunk(r, i, neurons), dim=-1)):
         slopes = None if rows is None else partial(rows.slopes, r, (i, number))
         below, above = _ends(r, i, part, slopes)
+        if rows is not None and rows.found is not None:
+            rows.found((i, number), below, above)
         part = part.expand(len(low), part.shape[-1])
         # Neurons that were not asked for stay as they are: what else is in the batch must not show.
         asked, old_low, old_high = which.flatten(1).gather(1, part), low.gather(1, part), high.gather(1, part)
-        low = low.scatter(1, part, torch.where(asked, torch.maximum(old_low, below), old_low))
-        high = high.scatter(1, part, torch.where(asked, torch.minimum(old_high, above), old_high))
+        larger = torch.maximum if rows is None else straight_maximum
+        low = low.scatter(1, part, torch.where(asked, larger(old_low, below), old_low))
+        high = high.scatter(1, part, torch.where(asked, -larger(-old_high, -above), old_high))
     return low.view_as(lower), high.view_as(upper)
+
+
+class _StraightMaximum(Function):
+    """See `straight_maximum`."""
+
+    @staticmethod
+    def forward(ctx: Any, known: Tensor, new: Tensor) -> Tensor:
+        return torch.maximum(known, new)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        return None, g
+
+
+def straight_maximum(known: Tensor, new: Tensor) -> Tensor:
+    """The larger of two bounds; the gradient goes to the new one even where that is behind.
+
+    An ascent on slopes could otherwise not move a row again that has once fallen behind the bound known before.
+    """
+    larger: Tensor = _StraightMaximum.apply(known, new)  # type: ignore[no-untyped-call]
+    return larger
 
 
 def chosen(graph: Graph, i: int, which: Tensor) -> Tensor:
@@ -335,7 +394,7 @@ def _widest_window(graph: Graph, i: int) -> int:
 
 def output_bounds(r: Relaxation) -> interval.Interval:
     """Bounds of the logits, (B, K) each: the better of the linear and the interval bound."""
-    return _refined(r, len(r.graph.nodes) - 1, torch.ones_like(r.intervals[-1][0], dtype=torch.bool))
+    return refined(r, len(r.graph.nodes) - 1, torch.ones_like(r.intervals[-1][0], dtype=torch.bool))
 
 
 def other_classes(y: Tensor, classes: int) -> Tensor:
@@ -369,12 +428,17 @@ def margin_rows(r: Relaxation, y: Tensor) -> Coefficients:
     return Coefficients(one_hot[y][:, None] - one_hot)
 
 
-Given = dict[int, Tensor] | Callable[[int, Coefficients], Tensor | None]
-"""Lower slopes by activation, (B, 1 or M, *shape), or a function of the activation and the coefficients there."""
+Given = Mapping[int, Tensor | Lines] | Callable[[int, Coefficients], Tensor | Lines | None]
+"""Lower slopes or lines by activation, (B, 1 or M, *shape), or a function of the activation and its coefficients."""
 
 
 def backward(
-    r: Relaxation, i: int, start: Coefficients, slopes: Given | None = None, shift: Tensor | None = None
+    r: Relaxation,
+    i: int,
+    start: Coefficients,
+    slopes: Given | None = None,
+    shift: Tensor | None = None,
+    extra: Mapping[int, Tensor] | None = None,
 ) -> Planes:
     """Carry lower bounds of <start, value of node i> back to the input.
 
@@ -384,15 +448,19 @@ def backward(
         start: their coefficients there, M rows for each input.
         slopes: lower slopes that replace the slopes of the lines.
         shift: what the bounds start from, one number for each row; zero if none is given.
+        extra: coefficients that are added on the way, by node, dense (B, M, *shape): multipliers of constraints.
     """
     pending: dict[int, Coefficients] = {i: start}
     shift = start.values.new_zeros(_rows_of(start)) if shift is None else shift
     for j in range(i, 0, -1):
         if j not in pending:
             continue
+        check_time()
         c, node = pending.pop(j), r.graph.nodes[j]
         if c.window is not None and c.values.shape[4] * c.values.shape[5] >= node.shape[1] * node.shape[2]:
             c = dense(c, node.shape)
+        if extra is not None and j in extra:
+            c = Coefficients(dense(c, node.shape).values + extra[j], scratch=True)
         if j in r.errors:
             c = clean(c, node.shape)
             shift = _plus(shift, -dot(c.values.abs(), c, r.errors[j]))

@@ -24,10 +24,11 @@ from holdfast.bounding.lipschitz.single_layers import (
 )
 from holdfast.bounding.lipschitz.spectral import linear_part, norm_bound, norm_estimate
 from holdfast.errors import UnsupportedError
+from holdfast.utils.show import Shown
 
 
-@dataclass(frozen=True, eq=False)
-class LipschitzBound:
+@dataclass(frozen=True, eq=False, repr=False)
+class LipschitzBound(Shown):
     """Lipschitz constants of a network in the l2 norm; hold for all inputs if proven.
 
     Attributes:

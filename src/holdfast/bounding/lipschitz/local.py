@@ -29,13 +29,14 @@ from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Affine, Graph, Node
 from holdfast.bounding.lipschitz.single_layers import activation_slope, in_double, overlap, refusal
 from holdfast.bounding.lipschitz.spectral_proof import LARGEST, U, gram, proved_each
+from holdfast.utils.show import Shown
 
 LARGEST_MATRIX = 2**20
 """Entries of the largest convolution that is written out for each input."""
 
 
-@dataclass(frozen=True, eq=False)
-class LocalLipschitz:
+@dataclass(frozen=True, eq=False, repr=False)
+class LocalLipschitz(Shown):
     """Proven l2 Lipschitz constants over a region around each input; float64.
 
     Attributes:

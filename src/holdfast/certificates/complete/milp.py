@@ -8,7 +8,6 @@ import copy
 import heapq
 import itertools
 import math
-import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,22 +16,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from holdfast.bounding.core.evaluation import doubled, evaluation_error
 from holdfast.bounding.core.region import Region, region
-from holdfast.bounding.core.rounding import gamma, underflow, unit
+from holdfast.bounding.core.rounding import unit
 from holdfast.bounding.graph import ops
-from holdfast.bounding.graph.ops import Graph, evaluate
+from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
-from holdfast.bounding.interval import ULPS, Interval
+from holdfast.bounding.interval import Interval
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.relax import PIECEWISE
 from holdfast.certificates.complete.milp_bound import Relaxed, Scaled, relax, scale
 from holdfast.certificates.complete.milp_model import Floats, Indices, Skeleton, program, skeleton
 from holdfast.checks import check_precision, check_task
-from holdfast.errors import UnsupportedError
-from holdfast.registry import Certificate, get, register
+from holdfast.errors import UnsupportedError, argument
+from holdfast.registry import Certificate, get
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
+from holdfast.utils import clock
 from holdfast.utils.options import Positive, Whole
+from holdfast.utils.show import Shown
 
 Status = Literal["certified", "broken", "unknown"]
 
@@ -40,8 +42,8 @@ GAP = 1e-7
 """Distance of bound and best point at which the margin counts as exact, relative to the largest logit."""
 
 
-@dataclass(frozen=True, eq=False)
-class MilpResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class MilpResult(Shown):
     """What the solver found out about each input.
 
     Attributes:
@@ -66,13 +68,12 @@ class MilpResult:
     seconds: Tensor
 
 
-@register(
-    Certificate(
-        "milp",
-        summary="exact: mixed-integer programming decides every input of a small piecewise linear network, given time",
-        threats=("linf", "box"),
-        reference="Tjeng et al., Evaluating robustness of neural networks with mixed integer programming, 2019",
-    )
+@Certificate(
+    "milp",
+    summary="exact: mixed-integer programming decides every input of a small piecewise linear network, given time",
+    threats=("linf", "box"),
+    reference="Tjeng et al., Evaluating robustness of neural networks with mixed integer programming, 2019",
+    complete=True,
 )
 def milp(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: Positive = 60.0, max_binaries: Whole = 2000
@@ -96,7 +97,8 @@ def milp(
     margin = (margin - 2 * unit(x.dtype) * margin.abs().nan_to_num(posinf=0.0)).to(x)
     margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     certified = torch.tensor([s == "certified" for s in found.status], device=x.device) & (margin > 0)
-    return CertifyResult(certified, margin, by=tuple("milp" if c else "" for c in certified.tolist()))
+    by = tuple("" if status == "unknown" else "milp" for status in found.status)
+    return CertifyResult(certified, margin, by=by, x_adv=found.x_adv)
 
 
 def exact_margin(
@@ -126,8 +128,8 @@ def exact_margin(
 def _solve(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float, max_binaries: int, verdict: bool
 ) -> MilpResult:
-    # In float64 from here on, so that bounds and coefficients hold the model's own weights without a further rounding.
-    graph = trace(copy.deepcopy(model).double().cpu(), x.double().cpu(), threat)
+    # In float64 from here on: bounds and coefficients hold the model's own weights, also those that it computes.
+    graph = doubled(trace(copy.deepcopy(model).cpu(), x.cpu(), threat))
     check_layers(graph)
     inputs = region(threat, x, sound=True)
     box = Region(inputs.lower.double().cpu(), inputs.upper.double().cpu(), x.double().cpu())
@@ -230,28 +232,38 @@ class _One:
 
 
 def _one_input(batch: _Batch, i: int, time_limit: float, max_binaries: int, *, verdict: bool) -> _One:
-    start = time.monotonic()
+    start = clock.now()
     margins, label = batch.margins[i].numpy(), int(batch.y[i])
     # A bound that overflowed proves nothing.
     one = _One(np.where(np.isfinite(margins), margins, -np.inf), verdict)
     one.bounds[label] = np.inf
     one.visit(batch, i, batch.x[i].double().cpu())
     intervals = [(low[i].numpy(), high[i].numpy()) for low, high in batch.intervals]
-    if all(np.isfinite(end).all() for pair in intervals for end in pair):
+    if not all(np.isfinite(end).all() for pair in intervals for end in pair):
+        return one
+    one.slack, one.binaries = float(batch.rounding[i]), _unstable(batch.base.graph, intervals)
+    if one.binaries <= max_binaries and not clock.over():
         task = program(batch.base, intervals)
         logits = batch.base.columns[-1]
-        one.slack, one.binaries = float(batch.rounding[i]), task.binaries
+        one.binaries = task.binaries
         one.gap = GAP * float(np.maximum(-task.floor[logits], task.ceiling[logits]).max())
         lp = scale(task)
         if task.binaries <= max_binaries and lp.usable:
-            for j in one.bounds.argsort().tolist():
-                if j != label:
-                    _search(batch, i, j, lp, one, start + time_limit)
-    one.seconds = time.monotonic() - start
+            with clock.until(start + time_limit):
+                for j in one.bounds.argsort().tolist():
+                    if j != label:
+                        _search(batch, i, j, lp, one)
+    one.seconds = clock.now() - start
     return one
 
 
-def _search(batch: _Batch, i: int, j: int, lp: Scaled, one: _One, deadline: float) -> None:
+def _unstable(graph: Graph, intervals: list[tuple[Floats, Floats]]) -> int:
+    """Activations that are not linear over the box: each takes a binary, so that many need no program to be built."""
+    seen = [intervals[node.inputs[0]] for node in graph.nodes if isinstance(node.op, ops.Activation)]
+    return sum(int(((low < 0) & (high > 0)).sum()) for low, high in seen)
+
+
+def _search(batch: _Batch, i: int, j: int, lp: Scaled, one: _One) -> None:
     """Branch and bound for the margin over class j: the part with the smallest bound first, until none is open."""
     task, binary = lp.task, np.flatnonzero(lp.task.integer)
     logits = batch.base.columns[-1]
@@ -261,11 +273,11 @@ def _search(batch: _Batch, i: int, j: int, lp: Scaled, one: _One, deadline: floa
     closed, count = math.inf, itertools.count()
     # A node: its bound, a number that breaks ties, and the value of every binary, -1 where it is free.
     nodes = [(float(one.bounds[j]), next(count), np.full(len(binary), -1, dtype=np.int8))]
-    while nodes and one.open(nodes[0][0]) and time.monotonic() < deadline:
+    while nodes and one.open(nodes[0][0]) and not clock.over():
         bound, _, choice = heapq.heappop(nodes)
         floor, ceiling = task.floor.copy(), task.ceiling.copy()
         floor[binary], ceiling[binary] = choice == 1, choice != 0
-        found = relax(lp, objective, floor, ceiling, deadline)
+        found = relax(lp, objective, floor, ceiling)
         bound = max(bound, found.bound)
         one.nodes += 1
         if found.point is not None:
@@ -301,41 +313,8 @@ def check_layers(graph: Graph) -> None:
             raise UnsupportedError(
                 f"layer '{node.name}': the exact method needs a piecewise linear network and has no encoding for the "
                 f"activation '{op.kind}'; it covers {', '.join(sorted(PIECEWISE))}, max pooling and MinMax. Use "
-                "method='crown' or method='ibp', which bound it."
+                f"{argument('method', 'crown')} or {argument('method', 'ibp')}, which bound it."
             )
         known = ops.Input | ops.Affine | ops.Activation | ops.MaxPool | ops.MinMax | ops.Add | ops.Reshape | ops.Concat
         if not isinstance(op, known):
             raise UnsupportedError(f"layer '{node.name}': the exact method has no encoding for {type(op).__name__}")
-
-
-def evaluation_error(graph: Graph, intervals: list[Interval], dtype: torch.dtype) -> Tensor:
-    """By how much logits computed in `dtype` can miss the logits of real arithmetic, (B, K).
-
-    Errors are passed forward: an affine layer turns e into |A| e and adds gamma (|A| |z| + |b|); activations, maxima
-    and pair sorting are 1-Lipschitz in the largest error of what they see.
-    """
-    u = unit(dtype)
-    errors = [torch.zeros_like(intervals[0][0])]
-    for i, node in enumerate(graph.nodes[1:], start=1):
-        given = [errors[k] for k in node.inputs]
-        size = torch.maximum(intervals[i][0].abs(), intervals[i][1].abs())
-        match node.op:
-            case ops.Affine():
-                low, high = intervals[node.inputs[0]]
-                reach = node.op.apply_abs(torch.maximum(low.abs(), high.abs()) + given[0])
-                reach = reach if node.op.bias_abs is None else reach + node.op.bias_abs
-                g, tiny = gamma(node.op.terms, dtype), underflow(node.op.terms, dtype)
-                errors.append(node.op.apply_abs(given[0]) + g * reach + tiny)
-            case ops.Activation():
-                # Below zero, and there are often many such neurons, only the slope's share of the error gets through.
-                above = (intervals[node.inputs[0]][1] + given[0]).clamp(min=0)
-                slope = node.op.parameter
-                passed = slope * given[0] + (1 - slope) * torch.minimum(given[0], above)
-                errors.append(passed + 2 * ULPS * u * (size + passed))
-            case ops.MinMax():
-                errors.append(given[0].unflatten(1, (-1, 2)).amax(2).repeat_interleave(2, 1))
-            case ops.Add():
-                errors.append(given[0] + given[1] + 2 * u * (size + given[0] + given[1]))
-            case _:
-                errors.append(evaluate(node.op, given))
-    return errors[-1]

@@ -6,15 +6,15 @@ that bound with all rounding accounted for.
 """
 
 import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy import optimize, sparse
+from scipy import sparse
 
 from holdfast.bounding.core.rounding import gamma, underflow
 from holdfast.certificates.complete.milp_model import Floats, Mask, Program
+from holdfast.utils import clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,27 +79,27 @@ def scale(task: Program) -> Scaled:
     return Scaled(task, weight, width, height, equal, matrix[equal], matrix[~equal], rhs)
 
 
-def relax(lp: Scaled, objective: Floats, floor: Floats, ceiling: Floats, deadline: float) -> Relaxed:
+def relax(lp: Scaled, objective: Floats, floor: Floats, ceiling: Floats) -> Relaxed:
     """Bounds objective @ v over the part of the program in which `floor` and `ceiling` fix some binaries."""
-    found = _ask(lp, objective, floor, ceiling, deadline)
+    found = _ask(lp, objective, floor, ceiling)
     if found is not None:
         point, multipliers = found
         return Relaxed(proven(lp, objective, floor, ceiling, multipliers), point, multipliers)
     # The part may be empty. How close can the whole program, which is not, come to the choices that were made?
     distance = np.where(ceiling < lp.task.ceiling, 1.0, 0.0) - np.where(floor > lp.task.floor, 1.0, 0.0)
-    found = _ask(lp, distance, lp.task.floor, lp.task.ceiling, deadline) if distance.any() else None
+    found = _ask(lp, distance, lp.task.floor, lp.task.ceiling) if distance.any() else None
     # On the part itself the objective zero is zero. A positive lower bound of it leaves no point there.
     empty = found is not None and proven(lp, np.zeros_like(objective), floor, ceiling, found[1]) > 0
     return Relaxed(math.inf if empty else -math.inf)
 
 
-def _ask(
-    lp: Scaled, objective: Floats, floor: Floats, ceiling: Floats, deadline: float
-) -> tuple[Floats, Floats] | None:
+def _ask(lp: Scaled, objective: Floats, floor: Floats, ceiling: Floats) -> tuple[Floats, Floats] | None:
     """The solver's point and multipliers in the units of the program; None if it does not claim an optimum."""
     cost = objective * lp.width
     size = float(np.abs(cost).max()) or 1.0
     width = np.where(lp.width > 0, lp.width, 1.0)
+    from scipy import optimize  # half a second of imports, for no other method
+
     found = optimize.linprog(
         cost / size,
         A_ub=lp.inequalities,
@@ -107,7 +107,7 @@ def _ask(
         A_eq=lp.equalities,
         b_eq=lp.rhs[lp.equal],
         bounds=np.stack([(floor - lp.task.floor) / width, (ceiling - lp.task.floor) / width], 1),
-        options={"time_limit": max(deadline - time.monotonic(), 1e-3)},
+        options={"time_limit": max(clock.left(), 1e-3)},
     )
     if found.status != 0:
         return None

@@ -9,44 +9,39 @@ is therefore found in floating point, by sorting, and only the last formula need
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from holdfast.bounding.core.rounding import gamma, norm_underflow, underflow, unit
+from holdfast.threats import Threat
 
 Norm = Literal["linf", "l2", "l1"]
 NORMS: tuple[Norm, ...] = ("linf", "l2", "l1")
 
 
+def norm_of(ball: Threat) -> Norm:
+    """The norm of a ball; the registry lets no other threat through."""
+    return cast(Norm, ball.name)
+
+
 @dataclass(frozen=True, eq=False)
 class HalfSpaces:
-    """<slope, d> + value <= 0 for K rows of each input, all in float64.
+    """<slope, d> + value <= 0 for K rows of each input, all in float64."""
 
-    Attributes:
-        slope: (B, K, n).
-        value: (B, K), a lower bound of the value at d = 0.
-        room: (B, K, n), how far each value can move against its slope; None where there is no valid range.
-        sound: round distances down.
-    """
-
-    slope: Tensor
-    value: Tensor
-    room: Tensor | None
-    sound: bool
+    slope: Tensor  # (B, K, n)
+    value: Tensor  # (B, K), a lower bound of the value at d = 0
+    room: Tensor | None  # (B, K, n), how far each value can move against its slope; None without a valid range
+    sound: bool  # round distances down
 
 
 def half_spaces(
     x: Tensor, slope: Tensor, shift: Tensor, *, valid: tuple[float, float] | None, sound: bool
 ) -> HalfSpaces:
-    """Where the planes <slope, x'> + shift are at or below zero, seen from x.
+    """Where the planes <slope, x'> + shift are at or below zero, seen from x (B, ...); slope (B, K, ...), shift (B, K).
 
-    Args:
-        x: inputs (B, ...).
-        slope: (B, K, ...).  shift: (B, K).
-        valid: the range that all values of x' are kept in; None for none.
-        sound: account for the rounding of the value at x.
+    `valid` is the range that all values of x' are kept in; `sound` accounts for the rounding of the value at x.
     """
     u, v = slope.flatten(2).double(), x.flatten(1).double()
     value = (u @ v[:, :, None])[:, :, 0] + shift.double()
@@ -62,17 +57,11 @@ def half_spaces(
 
 @dataclass(frozen=True, eq=False)
 class Dual:
-    """The best split of |slope| into a1 and a2 for each half-space, as the two numbers that it comes down to.
+    """The best split of |slope| into a1 and a2 for each half-space, as the two numbers that it comes down to."""
 
-    Attributes:
-        top: (B, K), value - <a2, room>, rounded down.
-        bottom: (B, K), |a1|_q, rounded up.
-        sound: round what is made of them to the safe side as well.
-    """
-
-    top: Tensor
-    bottom: Tensor
-    sound: bool
+    top: Tensor  # (B, K), value - <a2, room>, rounded down
+    bottom: Tensor  # (B, K), |a1|_q, rounded up
+    sound: bool  # round what is made of them to the safe side as well
 
 
 def dual(h: HalfSpaces, norm: Norm) -> Dual:

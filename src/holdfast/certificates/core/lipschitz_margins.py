@@ -43,20 +43,13 @@ CHUNK = 256
 
 @dataclass(frozen=True, eq=False)
 class Constants:
-    """What the certificates need to know of a model; all but the centre float64.
+    """What the certificates need to know of a model; all but the centre float64."""
 
-    Attributes:
-        pairs: (K, K) proven Lipschitz constants K_yi of z_y - z_i.
-        offset, slope: (K, K); the computed z_y - z_i is off by at most offset + slope ||x - centre||.
-        centre: broadcasts against one input.
-        rounding: where these come from; None without rounding.
-    """
-
-    pairs: Tensor
-    offset: Tensor
+    pairs: Tensor  # (K, K) proven Lipschitz constants K_yi of z_y - z_i
+    offset: Tensor  # (K, K); the computed z_y - z_i is off by at most offset + slope ||x - centre||
     slope: Tensor
-    centre: Tensor
-    rounding: Rounding | None = None
+    centre: Tensor  # broadcasts against one input
+    rounding: Rounding | None = None  # where these come from; None without rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +61,9 @@ class _Known:
     constants: Constants
 
     def holds(self, text: str, tensors: tuple[Tensor, ...]) -> bool:
-        same = self.text == text and len(self.tensors) == len(tensors)
-        return same and all(
-            a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(self.tensors, tensors, strict=True)
-        )
+        if self.text != text or len(self.tensors) != len(tensors):
+            return False
+        return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(self.tensors, tensors, strict=True))
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[bool, bool], _Known]] = WeakKeyDictionary()
@@ -87,12 +79,8 @@ def lipschitz_constants(
     pass, and no change goes unseen, whether made by an optimiser, by `load_state_dict` or through `.data`. What a model
     keeps elsewhere, such as a plain number that its repr does not show, must not change.
 
-    Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs; their shape and dtype count.
-        threat: where the graph is compared with the model besides x, when the constants are computed.
-        single: sqrt(2) times the constant of the map to all logits, for every pair.
-        sound: with the rounding of the logits; else this is zero.
+    `single`: sqrt(2) times the constant of the map to all logits, for every pair. `sound`: with the rounding of the
+    logits, else this is zero. `threat` says where the graph is compared with the model besides x.
     """
     check_plain(model)
     text = f"{x.dtype} {x.device} {tuple(x.shape[1:])} {model!r}"
@@ -143,7 +131,7 @@ def certify_logits(
         distance = norm_above((x - constants.centre).flatten(1)) * (1 + gamma(x[0].numel(), x.dtype))
         gap = gap - 2 * (error + slope * distance[:, None])
         k = k + slope
-        stretch, apart, reach = _stretch(x), _apart(threat, x), _reach(threat, x)
+        reach, stretch, apart = reaches(threat, x)
     gap = gap.scatter(1, y[:, None], torch.inf)
     margin = (gap - reach * k).amin(1).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     # Where K = 0 the margin is the same everywhere: 0/0 stands for a tie, which proves nothing.
@@ -161,15 +149,7 @@ def round_down(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def certify_by_constants(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: L2,
-    name: str,
-    *,
-    single: bool,
-    sound: bool,
-    logits: Tensor | None,
+    model: nn.Module, x: Tensor, y: Tensor, threat: L2, name: str, *, single: bool, sound: bool, logits: Tensor | None
 ) -> CertifyResult:
     """Certify with the constants of the model; `single` and `sound` as for `lipschitz_constants`."""
     constants = lipschitz_constants(model, x, threat, single=single, sound=sound)
@@ -192,7 +172,7 @@ def second_look(
     left = left[exact.certified]
     if len(left) == 0:
         return result
-    reach = _reach(threat, x)
+    reach = reaches(threat, x)[0]
     off = torch.cat([constants.rounding.around(x[part], y[part], reach) for part in left.split(CHUNK)])
     z, rows = logits[left].double(), y[left, None]
     margin = z.gather(1, rows) - z - off - reach * constants.pairs[y[left]]
@@ -203,22 +183,12 @@ def second_look(
     by = list(result.by)
     for i in left[proved].tolist():
         by[i] = name
-    return CertifyResult(
-        result.certified.index_fill(0, left[proved], True),
-        result.margin.index_copy(0, left, margin),
-        result.radius.index_copy(0, left, radius),
-        by=tuple(by),
-    )
+    margin, radius = result.margin.index_copy(0, left, margin), result.radius.index_copy(0, left, radius)
+    return CertifyResult(result.certified.index_fill(0, left[proved], True), margin, radius, by=tuple(by))
 
 
-def _stretch(x: Tensor) -> float:
-    return 1 + 64 * unit(x.dtype)
-
-
-def _apart(threat: L2, x: Tensor) -> float:
-    return 4 * unit(x.dtype) * max(abs(threat.low), abs(threat.high)) * math.sqrt(x[0].numel())
-
-
-def _reach(threat: L2, x: Tensor) -> float:
-    """How far an input can be that counts as inside the ball: by what rounding its distance can do, too."""
-    return threat.eps * _stretch(x) + _apart(threat, x)
+def reaches(threat: L2, x: Tensor) -> tuple[float, float, float]:
+    """How far an input can be that counts as inside the ball, as distances round: eps * stretch + apart, and both."""
+    stretch = 1 + 64 * unit(x.dtype)
+    apart = 4 * unit(x.dtype) * max(abs(threat.low), abs(threat.high)) * math.sqrt(x[0].numel())
+    return threat.eps * stretch + apart, stretch, apart

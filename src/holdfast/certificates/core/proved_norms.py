@@ -19,10 +19,6 @@ def cached_norm(op: Affine, *, tight: float = 1.01) -> float:
     Found again by a hash of the weights and of the geometry, which costs far less than the proof. Where the weights lie
     in memory, or how often torch has seen them change, would not do: writes through `.data` leave no trace, and a proof
     for other weights proves nothing.
-
-    Args:
-        op: the operation.
-        tight: see `norm_bound`.
     """
     if not isinstance(op, Linear | Conv):
         return norm_bound(op, tight=tight)

@@ -32,37 +32,31 @@ smallest margin over the ball that was tried (B,), if it may guide the search.""
 
 @dataclass(frozen=True, eq=False)
 class RadiusSearch:
-    """What a search found.
+    """What a search found."""
 
-    Attributes:
-        radius: (B,) the largest radius that was proved; 0 where the input is misclassified.
-        estimate: (B,) middle of the last bracket: nearer to the method's limit, and *not* proved.
-        evaluations: (B,) int64, how often bounds were computed for each input.
-    """
+    radius: Tensor  # (B,) the largest radius that was proved; 0 where the input is misclassified
+    estimate: Tensor  # (B,) middle of the last bracket: nearer to the method's limit, and *not* proved
+    evaluations: Tensor  # (B,) int64, how often bounds were computed for each input
+    broken: Tensor | None = None  # (B,) float64, size of the smallest counter-example met, infinite if none; or None
 
-    radius: Tensor
-    estimate: Tensor
-    evaluations: Tensor
+    def exact(self, tolerance: float) -> Tensor:
+        """(B,) bool: whether a counter-example lies within `tolerance` above the radius that was proved."""
+        if self.broken is None:
+            return torch.zeros_like(self.radius, dtype=torch.bool)
+        return self.broken - self.radius.double() <= tolerance
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A checked call of `hf.radius`; see there for what is not explained here.
-
-    Attributes:
-        method: the certificate.
-        ball: kind of ball and valid range, with radius 0.
-        logits: (B, K), what the model returned for x.
-        top: largest radius to try.
-    """
+    """A checked call of `hf.radius`; see there for what is not explained here."""
 
     model: nn.Module
     x: Tensor
     y: Tensor
     method: Certificate
-    ball: Ball
-    logits: Tensor
-    top: float
+    ball: Ball  # kind of ball and valid range, with radius 0
+    logits: Tensor  # (B, K), what the model returned for x
+    top: float  # largest radius to try
     tolerance: float
     slopes: Slopes
     sound: bool
@@ -91,11 +85,8 @@ def searched(proof: Callable[[Graph, Question], Proof]) -> Callable[[Question], 
         prove, right = proof(trace(q.model, q.x, q.ball), q), q.right
         pieces = [slice(i, i + q.chunk) for i in range(0, len(q.x), q.chunk)]
         parts = [bracket(prove, q.x[i], q.y[i], right[i], q.top, q.tolerance) for i in pieces]
-        return RadiusSearch(
-            torch.cat([part.radius for part in parts]),
-            torch.cat([part.estimate for part in parts]),
-            torch.cat([part.evaluations for part in parts]),
-        )
+        names = ("radius", "estimate", "evaluations")
+        return RadiusSearch(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
     return search
 
@@ -130,11 +121,9 @@ class _Secant:
 
 def bracket(prove: Proof, x: Tensor, y: Tensor, right: Tensor, eps_max: float, tolerance: float) -> RadiusSearch:
     """A bracket whose lower end also rises on failure; inputs leave as their brackets close."""
-    proved = x.new_zeros(len(x))
-    limit = torch.where(right, eps_max, 0.0).to(x)
+    proved, limit = x.new_zeros(len(x)), torch.where(right, eps_max, 0.0).to(x)
     evaluations = torch.zeros_like(y)
-    nan = torch.full_like(proved, torch.nan)
-    secant = _Secant(nan, nan.clone(), nan.clone(), nan.clone())
+    secant = _Secant(*(torch.full_like(proved, torch.nan) for _ in range(4)))
     halvings = max(0, math.ceil(math.log2(eps_max / tolerance)))
     while True:
         # A bracket of two neighbouring floats cannot be halved, however small the tolerance.
@@ -149,12 +138,9 @@ def bracket(prove: Proof, x: Tensor, y: Tensor, right: Tensor, eps_max: float, t
         limit[active] = torch.where(found < tried, tried, limit[active])
         if margin is not None:
             whole = found >= tried
-            for good, place, value in (
-                (whole, secant.low, secant.low_margin),
-                (~whole, secant.high, secant.high_margin),
-            ):
-                place[active[good]] = tried[good]
-                value[active[good]] = margin[good]
+            low, high = active[whole], active[~whole]
+            secant.low[low], secant.low_margin[low] = tried[whole], margin[whole]
+            secant.high[high], secant.high_margin[high] = tried[~whole], margin[~whole]
 
 
 def _next(proved: Tensor, limit: Tensor, root: Tensor, evaluations: Tensor, halvings: int, tolerance: float) -> Tensor:

@@ -1,7 +1,7 @@
 """A model for deployment that answers only what it can prove."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,18 +9,18 @@ from torch import Tensor, nn
 from holdfast.certificates import Smoothed, certify, prove
 from holdfast.checks import check_logits, check_model, check_task
 from holdfast.errors import UnsupportedError
-from holdfast.models.zoo.centroid import CentroidNet
-from holdfast.registry import get
+from holdfast.registry import Certificate, get, methods
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
 from holdfast.utils.options import check_options, options_of
+from holdfast.utils.show import Shown
 
 ABSTAIN = -1
 
 
-@dataclass(frozen=True, eq=False)
-class GuardResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class GuardResult(Shown):
     """What a guarded model says about each input.
 
     Attributes:
@@ -53,8 +53,8 @@ class Guard(nn.Module):
             return GuardResult(none.long(), none.bool(), none)
         label, result = self._proved(x)
         certified = result.certified
-        if isinstance(self.model, CentroidNet):  # that a rejection is certain is no answer
-            certified = certified & (label < self.model.classes)
+        if _own(self.model) is not None:  # that a rejection is certain is no answer
+            certified = certified & (label < cast(int, self.model.classes))
         proved = result.margin.new_full((len(x),), self.threat.budget)
         if result.radius is not None:
             proved = torch.maximum(proved, result.radius)
@@ -71,6 +71,11 @@ class Guard(nn.Module):
         logits = check_task(self.model, x, unknown, self.threat, chunk=self.options.get("chunk"))
         label = logits.argmax(1)
         return label, prove(self.model, x, label, self.threat, self.method, logits, **self.options)
+
+
+def _own(model: nn.Module) -> Certificate | None:
+    """The certificate that is made for models of this class only, if there is one."""
+    return next((e for e in methods("certify") if e.module is not None and isinstance(model, e.module)), None)
 
 
 def guard(model: nn.Module, threat: Threat | str, method: str = "auto", **options: Any) -> nn.Module:
@@ -99,8 +104,8 @@ def guard(model: nn.Module, threat: Threat | str, method: str = "auto", **option
     """
     check_model(model)
     threat = read_threat(threat)
-    if method == "auto" and isinstance(model, CentroidNet):
-        method = "centroid"
+    own = _own(model)
+    method = own.name if method == "auto" and own is not None else method
     door, entry = options_of(certify), get("certify", method)
     check_options(door, {name: value for name, value in options.items() if name in door}, "call of guard")
     entry.check(threat, {name: value for name, value in options.items() if name not in door})

@@ -10,7 +10,7 @@ from holdfast.attacks.core.gradients import logits_of
 from holdfast.certificates.smoothing.percentile import check_sigma
 from holdfast.certificates.smoothing.smoothing import gaussian
 from holdfast.certificates.smoothing.votes import BLOCK
-from holdfast.errors import InputError, UnsupportedError
+from holdfast.errors import InputError, UnsupportedError, argument
 from holdfast.random import Noise
 from holdfast.results import CertifyResult
 from holdfast.threats import L2
@@ -128,7 +128,8 @@ def unwrap(model: Smoothed, method: str, options: dict[str, Any]) -> tuple[nn.Mo
     """The model inside, and the options of the certificate that speaks of `model`."""
     if method != "smoothing":
         raise UnsupportedError(
-            f"a Smoothed model is certified by method='smoothing', not by '{method}', which would need its layers."
+            f"a Smoothed model is certified by {argument('method', 'smoothing')}, not by '{method}', which would "
+            "need its layers."
         )
     if options.get("sigma", model.sigma) != model.sigma:
         raise InputError(f"the Smoothed model has sigma {model.sigma:g}, the option says {options['sigma']:g}")

@@ -38,10 +38,7 @@ def windows(part: Part, size: int, height: int, width: int) -> tuple[Tensor, Ten
             f"a {part} of size {size} does not fit an image of {height}x{width} pixels; size: 1 to {longest}"
         )
     whole = torch.ones(1, max(height, width), dtype=torch.bool)
-    return (
-        _ring(height, size) if tall else whole[:, :height],
-        _ring(width, size) if wide else whole[:, :width],
-    )
+    return (_ring(height, size) if tall else whole[:, :height], _ring(width, size) if wide else whole[:, :width])
 
 
 def random_pixels(x: Tensor, size: int, noise: Noise) -> Tensor:

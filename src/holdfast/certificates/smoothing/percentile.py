@@ -19,27 +19,21 @@ from torch import Tensor
 
 from holdfast.errors import InputError
 from holdfast.utils.intervals import SLACK, Interval, mean_interval
+from holdfast.utils.show import Shown
 
 
-@dataclass(frozen=True, eq=False)
-class PercentileBounds:
-    """Bounds of a smoothed percentile over the ball; each tensor has the shape of one sample.
+@dataclass(frozen=True, eq=False, repr=False)
+class PercentileBounds(Shown):
+    """Bounds of a smoothed percentile over the ball; each tensor has the shape of one sample."""
 
-    Attributes:
-        lower: -inf where the samples are too few for a bound.
-        median: the estimate of the percentile itself (the median for p = 1/2).
-        upper: +inf where the samples are too few.
-        confidence: probability that one bound of one coordinate holds; that all hold if `familywise` was asked for.
-    """
-
-    lower: Tensor
-    median: Tensor
-    upper: Tensor
-    confidence: float
+    lower: Tensor  # -inf where the samples are too few for a bound
+    median: Tensor  # the estimate of the percentile itself (the median for p = 1/2)
+    upper: Tensor  # +inf where the samples are too few
+    confidence: float  # that one bound of one coordinate holds; that all hold if `familywise` was asked for
 
 
-@dataclass(frozen=True, eq=False)
-class MeanBounds:
+@dataclass(frozen=True, eq=False, repr=False)
+class MeanBounds(Shown):
     """Bounds of a smoothed mean over the ball, lower <= E f(x + delta + G) <= upper, and the `mean` of the samples."""
 
     lower: Tensor
@@ -88,22 +82,15 @@ def smallest_samples(epsilon: float, sigma: float, *, p: float = 0.5, confidence
 
 
 def percentile_bounds(
-    samples: Tensor,
+    samples: Tensor,  # values of f at n independent draws of x + G, shape (n, ...); infinite ones too, but no NaN
     epsilon: float,
     sigma: float,
     *,
     p: float = 0.5,
-    confidence: float = 0.999,
-    familywise: bool = False,
+    confidence: float = 0.999,  # of each bound of each coordinate on its own
+    familywise: bool = False,  # make it the confidence that all bounds of all coordinates hold together
 ) -> PercentileBounds:
-    """Bounds of the p-th percentile of f(x + delta + G) for every ||delta||_2 < epsilon, coordinate by coordinate.
-
-    Args:
-        samples: values of f at n independent draws of x + G, shape (n, ...); infinite ones are allowed, NaN is not.
-        epsilon: radius of the ball.  sigma: standard deviation of the noise.
-        confidence: confidence of each bound of each coordinate on its own.
-        familywise: make it the confidence that all bounds of all coordinates hold together.
-    """
+    """Bounds of the p-th percentile of f(x + delta + G) for every ||delta||_2 < epsilon, coordinate by coordinate."""
     _check(epsilon, sigma, p, confidence)
     if samples.ndim < 1 or len(samples) < 1:
         raise InputError(f"samples must have shape (n, ...) with n >= 1, got {tuple(samples.shape)}")
@@ -136,10 +123,7 @@ def mean_bounds(
 
     With g the smoothed mean, sigma Phi^-1((g - low) / (high - low)) is 1-Lipschitz in x (Salman et al., "Provably
     robust deep learning via adversarially trained smoothed classifiers", 2019). `confidence` is for each side of
-    each coordinate. Prefer the percentiles where the range is wide or unknown.
-
-    Args:
-        samples: values of f at n independent draws of x + G, shape (n, ...).
+    each coordinate. Prefer the percentiles where the range is wide or unknown. `samples` as for `percentile_bounds`.
     """
     _check(epsilon, sigma, 0.5, confidence)
     below, above = mean_interval(samples, low, high, 1 - confidence, interval=interval)

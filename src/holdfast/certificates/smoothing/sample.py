@@ -3,37 +3,36 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.fast.fold import slimmed
+from holdfast.attacks.fast.lean import halved
 from holdfast.certificates.smoothing.stopping import stopping
 from holdfast.certificates.smoothing.votes import Counts, Draw, add_votes, check_counts, new_counts, select
-from holdfast.errors import InputError
+from holdfast.errors import InputError, either
 from holdfast.random import Noise
+from holdfast.utils import clock
 from holdfast.utils.intervals import AT_THE_CAP, SLACK, Looks, binomial_lower, looks
 
+Precision = Literal["full", "bfloat16"]
 Watch = Callable[[Counts, Tensor], None]
 """Called after each forward pass with the counts so far and an estimate of the samples left for each input (B,)."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample; `n`, `n0` and `alpha` as in the paper.
+    """How to sample; `n`, `n0` and `alpha` as in the paper."""
 
-    Attributes:
-        n: most samples for each input, after the n0 that guess its class.
-        alpha: probability of a wrong statement about one input.
-        adaptive: stop as soon as all that is asked about an input is settled.
-        batch: noisy copies in one forward pass, of many inputs.
-    """
-
-    n: int = 100_000
+    n: int = 100_000  # most samples for each input, after the n0 that guess its class
     n0: int = 100
-    alpha: float = 0.001
-    adaptive: bool = True
-    batch: int = 1000
+    alpha: float = 0.001  # probability of a wrong statement about one input
+    adaptive: bool = True  # stop as soon as all that is asked about an input is settled
+    batch: int = 1000  # noisy copies in one forward pass, of many inputs
     seed: int = 0
+    precision: Precision = "full"  # in bfloat16 it is another classifier that votes, and that the bounds are about
 
     def looks(self) -> Looks:
         """When the sample of an input is looked at."""
@@ -59,19 +58,16 @@ def sample(
     An input whose guess is not `y` is settled at once. Serves any noise: `draw` makes the copies, and the caller turns
     radii into `targets` and `Counts.lower` into a radius.
 
-    Args:
-        x: inputs (B, ...).  y: labels (B,).
-        targets: (G,) probabilities; none: sample each input n times.
-        noise: describes `draw`, for the settings of the counts, such as "gaussian 0.5".
-        classes: K.
-        index: (B,) what identifies each input; its position if not given.
-        counts: counts of an earlier run, to continue it.
-        watch: see `Watch`.
+    Without `targets` (G,), probabilities, each input is sampled n times. `noise` describes `draw` for the settings of
+    the counts, such as "gaussian 0.5".
     """
     settings = {"noise": noise, "n": how.n, "n0": how.n0, "alpha": how.alpha, "looks": how.adaptive, "seed": how.seed}
+    if how.precision != "full":
+        settings["precision"] = how.precision
     if counts is None:
         counts = new_counts(len(x), classes, settings, x.device)
     check_counts(counts, len(x), classes, settings)
+    model = voter(model, x, how.precision)
     test = stopping(how.looks(), targets.to(x.device))
     names = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
     tell: Watch = watch or (lambda counts, left: None)
@@ -82,13 +78,31 @@ def sample(
         # A run that was stopped may have reached a look without having looked.
         counts = replace(counts, lower=torch.maximum(counts.lower, test.lower(counts.hits, counts.drawn)))
         going = (counts.guess == y) & test.undecided(counts.hits, counts.drawn, counts.lower)
-        if not bool(going.any()):
+        if clock.over() or not bool(going.any()):
             return counts
         left = torch.where(going, test.left(counts.hits, counts.drawn, counts.lower), 0) + counts.drawn
         goal = torch.where(going, test.next_look(counts.drawn), counts.drawn)
         for after in add_votes(model, x, draw, counts, goal, Noise(how.seed, names, 2), batch=how.batch):
             counts = after
             tell(counts, left - counts.drawn)
+            if clock.over():
+                return counts
+
+
+def voter(model: nn.Module, x: Tensor, precision: Precision) -> nn.Module:
+    """The classifier that votes: the model itself, or its copy in bfloat16, which is another classifier.
+
+    A certificate by votes of the copy speaks of the smoothed copy; `hf.Smoothed(voter(model, x, "bfloat16"), sigma)`
+    is what to deploy then. Batch norms are folded in it where the model can be traced.
+
+    Args:
+        x: an input or more, shape (B, ...), to trace the model with.
+    """
+    if precision == "full":
+        return model
+    with torch.no_grad():
+        x = x[:2].detach().clone()
+        return halved(slimmed(model, x, model(x)))
 
 
 def check_reach(how: Sampling, targets: Tensor, what: str) -> None:
@@ -104,8 +118,8 @@ def check_reach(how: Sampling, targets: Tensor, what: str) -> None:
     tried = (n for first in near for n in (first, first + 1) if _best(replace(how, n=n)) > target)
     smallest = next(tried, near[-1] + 2)
     raise InputError(
-        f"n = {how.n} samples cannot prove {what} with alpha {how.alpha:g}, whatever the model; "
-        f"the smallest n that can is {smallest}"
+        f"{either(f'n = {how.n} samples', f'--samples {how.n}')} cannot prove {what} with alpha {how.alpha:g}, "
+        f"whatever the model; the smallest {either('n', '--samples')} that can is {smallest}"
     )
 
 

@@ -6,20 +6,21 @@ robustness via randomized smoothing", 2019). p_A is bounded from below by sample
 probability alpha at most. It needs nothing of f but its answers, and it speaks of g, not of f.
 """
 
+from typing import Any
+
 import torch
 from scipy import special
 from torch import Tensor, nn
 
 from holdfast.certificates.core.radius_search import own_radius
 from holdfast.certificates.smoothing.prove import Variant, prove
-from holdfast.certificates.smoothing.sample import Sampling, Watch
-from holdfast.certificates.smoothing.votes import Counts, Draw
-from holdfast.errors import InputError
-from holdfast.registry import Certificate, register
+from holdfast.certificates.smoothing.votes import Draw
+from holdfast.errors import InputError, either
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import L2
 from holdfast.utils.intervals import SLACK
-from holdfast.utils.options import Count, Inside, NotNegative, Positive
+from holdfast.utils.options import NotNegative, Positive, options_from
 
 
 def gaussian(sigma: float) -> Draw:
@@ -43,60 +44,38 @@ def gaussian_radius(probability: Tensor, sigma: float) -> Tensor:
     return (torch.as_tensor(quantile).to(probability.device) * (sigma * (1 - SLACK))).clamp(min=0)
 
 
-@register(
-    Certificate(
-        "smoothing",
-        summary="randomised smoothing with Gaussian noise; needs a model trained with such noise",
-        guarantee="probabilistic proof",
-        threats=("l2",),
-        reference="Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing, 2019",
-        smoothed=True,
-        radius=own_radius,
-    )
+@Certificate(
+    "smoothing",
+    summary="randomised smoothing with Gaussian noise; needs a model trained with such noise",
+    guarantee="probabilistic proof",
+    threats=("l2",),
+    reference="Cohen, Rosenfeld and Kolter, Certified adversarial robustness via randomized smoothing, 2019",
+    smoothed=True,
+    radius=own_radius,
 )
+@options_from(prove)
 def smoothing(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     threat: L2,
     *,
-    sigma: Positive | None = None,
-    n: Count = 100_000,
-    n0: Count = 100,
-    alpha: Inside = 0.001,
-    adaptive: bool = True,
-    radii: tuple[NotNegative, ...] = (),
-    batch: Count = 1000,
-    seed: int = 0,
-    logits: Tensor | None = None,
-    index: Tensor | None = None,
-    counts: Counts | None = None,
-    watch: Watch | None = None,
+    sigma: Positive | None = None,  # standard deviation of the noise in training, in the units of x
+    radii: tuple[NotNegative, ...] = (),  # further ones to settle; one alpha serves them all
+    **sampling: Any,
 ) -> CertifyResult:
     """Certified if the smoothed classifier, `hf.Smoothed(model, sigma)`, is shown to answer y on the ball.
 
     The radius follows from the samples drawn: with `adaptive` sampling it is just above the requested radius.
 
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs.  y: labels, shape (B,).
-        threat: an l2 ball.
-        sigma: standard deviation of the noise in training, in the units of x.
-        n: most samples for each input.  n0: samples that guess its class; they are not used again.
-        alpha: probability that the statement about one input is wrong.
-        adaptive: stop early once the requested radius is certified or unlikely to be; False: n samples of each input.
-        radii: further radii to settle; one alpha serves them all.
-        batch: noisy copies in one forward pass; the answer does not change.
-        seed: fixes the noise.
-        logits: (B, K), if they are known; only K is used.
-        index: (B,) what identifies each input for the noise; its position if not given.
-        counts: counts of a stopped run, to continue it.
-        watch: called after each forward pass.
-
     Returns:
         `margin` is the lower bound of P[f(x + G) = y], 0 where y is not the class guessed, minus Phi(eps / sigma).
     """
     if sigma is None:
-        raise InputError("'smoothing' needs sigma, the standard deviation of the noise that the model was trained with")
+        raise InputError(
+            f"'smoothing' needs {either('sigma', '--sigma')}, the standard deviation of the noise that the model was "
+            "trained with"
+        )
     asked = torch.tensor([threat.eps, *radii], dtype=torch.float64, device=x.device)
     variant = Variant(
         name="smoothing",
@@ -107,5 +86,4 @@ def smoothing(
         budget=threat.eps,
         what=f"l2 {float(asked.min()):g} at sigma {sigma:g}",
     )
-    how = Sampling(n, n0, alpha, adaptive, batch, seed)
-    return prove(model, x, y, variant, how, logits=logits, index=index, counts=counts, watch=watch)
+    return prove(model, x, y, variant, **sampling)

@@ -9,20 +9,21 @@ and y keeps more than one half while p - Delta(rho) > 1/2 (Levine and Feizi, "Ro
 adversarial attacks by randomized ablation", 2020). It is for the smoothed classifier, with probability 1 - alpha.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from holdfast.bounding.core.rounding import gamma
 from holdfast.certificates.smoothing.ablation import ablate, choose, pixels
 from holdfast.certificates.smoothing.prove import Variant, prove
-from holdfast.certificates.smoothing.sample import Sampling, Watch
-from holdfast.certificates.smoothing.votes import Counts, Draw
+from holdfast.certificates.smoothing.votes import Draw
 from holdfast.errors import InputError
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import Sparse
 from holdfast.utils.intervals import SLACK
-from holdfast.utils.options import Count, Inside, Whole
+from holdfast.utils.options import Count, Whole, options_from
 
 
 def fall(count: int, size: int) -> Tensor:
@@ -45,46 +46,27 @@ def ablation_noise(size: int, null: float) -> Draw:
     return draw
 
 
-@register(
-    Certificate(
-        "smoothing-l0",
-        summary="randomised ablation: the network sees a few random pixels; needs a model trained on such inputs",
-        guarantee="probabilistic proof",
-        threats=("sparse",),
-        reference="Levine and Feizi, Robustness certificates for sparse adversarial attacks by randomized "
-        "ablation, 2020",
-        smoothed=True,
-    )
+@Certificate(
+    "smoothing-l0",
+    summary="randomised ablation: the network sees a few random pixels; needs a model trained on such inputs",
+    guarantee="probabilistic proof",
+    threats=("sparse",),
+    reference="Levine and Feizi, Robustness certificates for sparse adversarial attacks by randomized ablation, 2020",
+    smoothed=True,
 )
+@options_from(prove)
 def smoothing_l0(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     threat: Sparse,
     *,
-    size: Count | None = None,
-    null: float = 0.5,
-    n: Count = 100_000,
-    n0: Count = 100,
-    alpha: Inside = 0.001,
-    adaptive: bool = True,
-    radii: tuple[Whole, ...] = (),
-    batch: Count = 1000,
-    seed: int = 0,
-    logits: Tensor | None = None,
-    index: Tensor | None = None,
-    counts: Counts | None = None,
-    watch: Watch | None = None,
+    size: Count | None = None,  # k, pixels that the network sees
+    null: float = 0.5,  # value of ablated pixels, as in training
+    radii: tuple[Whole, ...] = (),  # further numbers of pixels to settle
+    **sampling: Any,
 ) -> CertifyResult:
     """Certified if the smoothed classifier is shown to answer y whatever the pixels of the threat; see the top.
-
-    Args:
-        model: from (B, ...) to logits (B, K), trained on ablated inputs.  x: inputs.  y: labels, shape (B,).
-        threat: the number of pixels rho; one counts once, whatever its channels.
-        size: k, pixels that the network sees.
-        null: value of ablated pixels, as in training.
-        radii: further numbers of pixels to settle.
-        n, n0, alpha, adaptive, batch, seed, logits, index, counts, watch: as for `smoothing`.
 
     Returns:
         `radius` is a number of pixels; `margin` is the lower bound of the probability of y, 0 where y is not the class
@@ -112,5 +94,4 @@ def smoothing_l0(
         what=f"{min(asked)} pixels with {size} of {count} seen",
         count=True,
     )
-    how = Sampling(n, n0, alpha, adaptive, batch, seed)
-    return prove(model, x, y, variant, how, logits=logits, index=index, counts=counts, watch=watch)
+    return prove(model, x, y, variant, **sampling)

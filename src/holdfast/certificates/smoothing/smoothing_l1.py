@@ -9,20 +9,19 @@ so that y keeps more than one half within 2 scale (p - 1/2), and within -scale l
 docs/smoothing-variants.md. Both are for the smoothed classifier, with probability 1 - alpha.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.certificates.smoothing.prove import Variant, prove
-from holdfast.certificates.smoothing.sample import Sampling, Watch
-from holdfast.certificates.smoothing.votes import Counts, Draw
+from holdfast.certificates.smoothing.votes import Draw
 from holdfast.errors import InputError
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import L1
 from holdfast.utils.intervals import SLACK
-from holdfast.utils.options import Count, Inside, NotNegative, Positive
+from holdfast.utils.options import NotNegative, Positive, options_from
 
 Shape = Literal["uniform", "laplace"]
 
@@ -55,45 +54,28 @@ def l1_radius(probability: Tensor, noise: Shape, scale: float) -> Tensor:
     return r.clamp(min=0) * (scale * (1 - SLACK))
 
 
-@register(
-    Certificate(
-        "smoothing-l1",
-        summary="randomised smoothing with uniform or Laplace noise; needs a model trained with noise",
-        guarantee="probabilistic proof",
-        threats=("l1",),
-        reference="Yang et al., Randomized smoothing of all shapes and sizes, 2020; Levine and Feizi, Improved, "
-        "deterministic smoothing for L1 certified robustness, 2021",
-        smoothed=True,
-    )
+@Certificate(
+    "smoothing-l1",
+    summary="randomised smoothing with uniform or Laplace noise; needs a model trained with noise",
+    guarantee="probabilistic proof",
+    threats=("l1",),
+    reference="Yang et al., Randomized smoothing of all shapes and sizes, 2020; Levine and Feizi, Improved, "
+    "deterministic smoothing for L1 certified robustness, 2021",
+    smoothed=True,
 )
+@options_from(prove)
 def smoothing_l1(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     threat: L1,
     *,
-    noise: Shape = "uniform",
-    scale: Positive | None = None,
-    n: Count = 100_000,
-    n0: Count = 100,
-    alpha: Inside = 0.001,
-    adaptive: bool = True,
-    radii: tuple[NotNegative, ...] = (),
-    batch: Count = 1000,
-    seed: int = 0,
-    logits: Tensor | None = None,
-    index: Tensor | None = None,
-    counts: Counts | None = None,
-    watch: Watch | None = None,
+    noise: Shape = "uniform",  # the better one as a rule
+    scale: Positive | None = None,  # half the width of uniform noise, mean absolute value of Laplace noise
+    radii: tuple[NotNegative, ...] = (),  # further ones to settle
+    **sampling: Any,
 ) -> CertifyResult:
     """Certified if the smoothed classifier is shown to answer y on the l1 ball; see the top of this file.
-
-    Args:
-        model: from (B, ...) to logits (B, K).  x: inputs.  y: labels, shape (B,).
-        threat: an l1 ball.
-        noise: "uniform", the better one as a rule, or "laplace".
-        scale: half the width of the uniform noise, or the mean absolute value of the Laplace noise, in the units of x.
-        n, n0, alpha, adaptive, radii, batch, seed, logits, index, counts, watch: as for `smoothing`.
 
     Returns:
         `margin` is the lower bound of P[f(x + U) = y], 0 where y is not the class guessed, minus what eps needs.
@@ -110,5 +92,4 @@ def smoothing_l1(
         budget=threat.eps,
         what=f"l1 {float(asked.min()):g} at scale {scale:g}",
     )
-    how = Sampling(n, n0, alpha, adaptive, batch, seed)
-    return prove(model, x, y, variant, how, logits=logits, index=index, counts=counts, watch=watch)
+    return prove(model, x, y, variant, **sampling)

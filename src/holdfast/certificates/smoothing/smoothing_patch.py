@@ -11,38 +11,36 @@ The certificate asks this of every place. The paper asks n_y >= n_j + 2 |A| + 1[
 that proves no more.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from holdfast.certificates.smoothing.ablation import Part, ablate, windows
 from holdfast.checks import check_logits
 from holdfast.errors import InputError
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import Patch
-from holdfast.utils.options import Count, Fraction, check_options, options_of
+from holdfast.utils.options import Count, Fraction, check_options, options_from, options_of
 
 
 class BandVotes(nn.Module):
     """The smoothed classifier itself: votes of each class over all positions of the window, (B, C, H, W) -> (B, K).
 
-    `argmax` takes the first of equals, as the certificate does. The votes are counts and have no gradient.
-
-    Args:
-        model: from (B, C, H, W) to logits (B, K), trained on ablated images.
-        part, size, threshold, null: as for the certificate `smoothing-patch`.
-        chunk_views: ablated images in memory at a time.
+    `argmax` takes the first of equals, as the certificate does. The votes are counts and have no gradient. The model is
+    trained on ablated images; the options are those of the certificate `smoothing-patch`.
     """
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        part: Part = "column",
-        size: Count = 4,
-        threshold: Fraction = 0.3,
-        null: float = 0.5,
-        chunk_views: Count = 1024,
+        part: Part = "column",  # what the network sees of the image
+        size: Count = 4,  # width of the column, height of the row, side of the block
+        threshold: Fraction = 0.3,  # a position votes for each class whose probability is above it, if there is any
+        null: float = 0.5,  # value of ablated pixels, as in training
+        chunk_views: Count = 1024,  # ablated images in memory at a time
     ) -> None:
         super().__init__()
         check_options(options_of(BandVotes.__init__), {"threshold": threshold, "chunk_views": chunk_views}, "BandVotes")
@@ -71,47 +69,28 @@ class BandVotes(nn.Module):
         return votes.transpose(1, 2).reshape(len(x), votes.shape[2], len(rows), len(columns))
 
 
-@register(
-    Certificate(
-        "smoothing-patch",
-        summary="derandomised smoothing: bands or blocks of the image vote, and a patch touches few of them",
-        threats=("patch",),
-        reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020",
-        smoothed=True,
-    )
+@Certificate(
+    "smoothing-patch",
+    summary="derandomised smoothing: bands or blocks of the image vote, and a patch touches few of them",
+    threats=("patch",),
+    reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020",
+    smoothed=True,
 )
+@options_from(BandVotes.__init__)
 def smoothing_patch(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Patch,
-    *,
-    part: Part = "column",
-    size: Count = 4,
-    threshold: Fraction = 0.3,
-    null: float = 0.5,
-    every_place: bool = True,
-    chunk_views: Count = 1024,
+    model: nn.Module, x: Tensor, y: Tensor, threat: Patch, *, every_place: bool = True, **options: Any
 ) -> CertifyResult:
     """Certified if no patch can keep y from winning the vote; a proof about `BandVotes`, not about the model itself.
 
-    Args:
-        model: from (B, C, H, W) to logits (B, K), trained on ablated images.  x: inputs.  y: labels, shape (B,).
-        threat: the patch.
-        part: the network sees a "column", a "row" or a "block" of the image.
-        size: width of the column, height of the row, side of the block.
-        threshold: a position votes for each class whose probability is above it; for none, if there is no such class.
-        null: value of ablated pixels, as in training.
-        every_place: look at the votes that a patch touches at each place; False: the test of the paper.
-        chunk_views: ablated images in memory at a time.
+    With `every_place` it looks at the votes that a patch touches at each place; without, it is the test of the paper.
 
     Returns:
         `margin` in votes: the least n_y - n_j over all patches, plus (j - y) / K, which breaks ties as the vote does.
     """
-    smoothed = BandVotes(model, part=part, size=size, threshold=threshold, null=null, chunk_views=chunk_views)
+    smoothed = BandVotes(model, **options)
     votes = smoothed.votes(x).double()
     threat.locations(tuple(x.shape[1:]))  # refuses a patch that does not fit
-    rows, columns = (axis.to(x.device) for axis in windows(part, size, x.shape[2], x.shape[3]))
+    rows, columns = (axis.to(x.device) for axis in windows(smoothed.part, smoothed.size, x.shape[2], x.shape[3]))
     touched = _touched(rows, threat.height), _touched(columns, threat.width)
     area = touched[0].sum(1)[:, None] * touched[1].sum(1)
     total = votes.sum((2, 3))[..., None, None]

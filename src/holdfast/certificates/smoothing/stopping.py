@@ -26,17 +26,11 @@ simulations less than 0.1 points of certified accuracy."""
 
 @dataclass(frozen=True, eq=False)
 class Stopping:
-    """A sequential test of p > t for each t of `targets`.
+    """A sequential test of p > t for each t of `targets`."""
 
-    Attributes:
-        looks: when to look, and at which alpha.
-        targets: (G,) float64; none of them: sample to the cap.
-        needed: (G,) hits that the last look needs for each target; cap + 1 where no number of hits will do.
-    """
-
-    looks: Looks
-    targets: Tensor
-    needed: Tensor
+    looks: Looks  # when to look, and at which alpha
+    targets: Tensor  # (G,) float64; none of them: sample to the cap
+    needed: Tensor  # (G,) hits that the last look needs for each target; cap + 1 where no number of hits will do
 
     @property
     def cap(self) -> int:

@@ -32,21 +32,13 @@ TENSORS = ("guess", "counts", "drawn", "lower")
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """How far the sampling of each input has come. Give it back to go on: no sample counts twice.
+    """How far the sampling of each input has come. Give it back to go on: no sample counts twice."""
 
-    Attributes:
-        guess: (B,) int64, class that the selection samples chose; -1 where they are still to be drawn.
-        counts: (B, K) int64, votes of the samples after the selection.
-        drawn: (B,) int64, how many these are.
-        lower: (B,) float64, largest lower bound so far of the probability of the guess.
-        settings: what decides the samples and the bounds; a run goes on with the same only.
-    """
-
-    guess: Tensor
-    counts: Tensor
-    drawn: Tensor
-    lower: Tensor
-    settings: Mapping[str, Any]
+    guess: Tensor  # (B,) int64, class that the selection samples chose; -1 where they are still to be drawn
+    counts: Tensor  # (B, K) int64, votes of the samples after the selection
+    drawn: Tensor  # (B,) int64, how many these are
+    lower: Tensor  # (B,) float64, largest lower bound so far of the probability of the guess
+    settings: Mapping[str, Any]  # what decides the samples and the bounds; a run goes on with the same only
 
     @property
     def hits(self) -> Tensor:
@@ -108,10 +100,7 @@ def add_votes(
 ) -> Iterator[Counts]:
     """Draw the samples from `counts.drawn` up to `goal` (B,) and yield the counts after each forward pass.
 
-    Args:
-        x: inputs (B, ...).
-        noise: names the inputs and the stream; only its seeds are used.
-        batch: noisy copies in one forward pass, of as many inputs as need it.
+    `noise` names the inputs and the stream, only its seeds are used; `batch` noisy copies are in one forward pass.
     """
     for rows, sizes, votes in _blocks(model, x, draw, counts.drawn, goal, noise, batch=batch):
         # Blocks that share an input add up, so the update is a sum over repeated rows.
