@@ -19,7 +19,7 @@ def test_the_distance_of_a_linear_boundary():
     truth = (logits[:, 0] - logits[:, 1]).abs() / (weight[0] - weight[1]).norm()
     near = truth < 0.3
     assert int(near.sum()) >= 3
-    found = ddn_nearest(model, x, y, steps=200)
+    found = ddn_nearest(model, x, y, "l2", steps=200)
     assert bool((found.distance >= truth - 1e-9).all())
     assert torch.allclose(found.distance[near], truth[near], rtol=0.05)
 
@@ -29,7 +29,7 @@ def test_counts_are_exact_and_broken_inputs_leave():
     x = torch.rand(12, *shape)
     model[-1].bias.data -= model(x).detach().mean(0)  # all classes within reach
     y = model(x).argmax(1)
-    found = ddn_nearest(model, x, y, steps=9)
+    found = ddn_nearest(model, x, y, "l2", steps=9)
     assert found.gradients.tolist() == [9] * 12
     assert found.queries.tolist() == [10] * 12
     result = ddn(model, x, y, hf.L2(3.0))

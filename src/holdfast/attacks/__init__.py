@@ -14,6 +14,10 @@ from holdfast.attacks import (  # noqa: F401  (registers the methods)
     ddn,
     deepfool,
     eot,
+    eot_apgd,
+    eot_grid,
+    eot_nes,
+    eot_square,
     fab,
     fgsm,
     fmn,
@@ -28,12 +32,13 @@ from holdfast.attacks import (  # noqa: F401  (registers the methods)
     square,
     substitute,
 )
-from holdfast.attacks.core.batches import concatenate, noise_for
+from holdfast.attacks.core.batches import concatenate, fitting, noise_for
 from holdfast.attacks.core.bpda import StraightThrough
-from holdfast.attacks.core.chance import is_stochastic, mean_prediction, seeded
+from holdfast.attacks.core.chance import mean_prediction, watched
 from holdfast.attacks.core.losses import margin
 from holdfast.attacks.core.minimum_norm import Nearest
 from holdfast.attacks.core.nearest import nearest
+from holdfast.attacks.core.precision import Precision, precision_of, quickened
 from holdfast.attacks.core.stages import run_stages
 from holdfast.attacks.core.survivors import broken_by
 from holdfast.attacks.core.transfer import transfer_matrix
@@ -61,6 +66,7 @@ def attack(
     seed: int = 0,
     index: Tensor | None = None,
     chunk: int = 256,
+    precision: Precision = "auto",
     **options: Any,
 ) -> AttackResult:
     """Look for an input of the threat set that the model does not classify as `y`.
@@ -76,7 +82,11 @@ def attack(
         seed: fixes every random choice.
         index: identity of each input, shape (B,); its random numbers follow from it, so that the answer does not depend
             on the batch. Positions in the batch if none is given.
-        chunk: inputs worked on at a time; memory grows with it, the answer does not change.
+        chunk: most inputs worked on at a time; large inputs are fewer where a measured gradient takes much memory.
+            The answer does not change.
+        precision: precision of the gradients. "auto" takes bfloat16 for large networks if the logits agree and a short
+            timing favours it; "full" or "bfloat16" decide. Successes are always decided in the model's own precision.
+            `AttackResult.precision` says what was used and why.
         **options: options of the method, such as steps=. A method with the option `data` learns from x by default.
 
     Example:
@@ -93,9 +103,7 @@ def attack(
         raise InputError(f"chunk must be at least 1, got {chunk}")
     if isinstance(threat, Box) and threat.batched:
         raise UnsupportedError("attacks take a Box with one radius for all inputs; attack one input at a time")
-    with seeded(seed, x.device if isinstance(x, Tensor) else torch.device("cpu")):  # what the model draws is put back
-        logits = check_task(model, x, y, threat)
-    by_chance = is_stochastic(model, x)
+    logits, by_chance = watched(model, x, seed, lambda: check_task(model, x, y, threat, chunk=max(chunk, 256)))
     if by_chance and not entry.stochastic:
         raise InputError(
             f"the model draws random numbers: two passes over the same inputs differ, and '{method}' cannot tell luck "
@@ -106,6 +114,8 @@ def attack(
     if "data" in entry.options and options.get("data") is None:
         options["data"] = x.detach()  # all of it: the answer must not depend on the chunks
     noise = noise_for(x, seed, index)
+    quick = quickened(model, x, logits, entry, "full" if by_chance else precision)
+    chunk = fitting(quick, x, chunk)
 
     def clean(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         wrong = logits.argmax(1) != y
@@ -114,13 +124,14 @@ def attack(
 
     def chunked(x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         parts: list[AttackResult] = [
-            entry.function(model, x[i : i + chunk], y[i : i + chunk], threat, noise=noise[i : i + chunk], **options)
+            entry.function(quick, x[i : i + chunk], y[i : i + chunk], threat, noise=noise[i : i + chunk], **options)
             for i in range(0, len(x), chunk)
         ]
         return concatenate(parts)
 
     result = run_stages(x.detach(), y, noise, [clean, chunked])
     _check_inside(x, threat, result)
+    result = replace(result, precision=precision_of(quick))
     return result if by_chance else _verified(model, x, y, result, chunk)
 
 

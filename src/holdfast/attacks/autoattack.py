@@ -4,18 +4,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.apgd import apgd_ce, apgd_dlr, apgd_t
 from holdfast.attacks.core.chance import is_stochastic, mean_prediction, seeded
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.attacks.core.stages import Stage, run_stages
 from holdfast.attacks.fab import fab, fab_t
 from holdfast.attacks.fast.fold import folded
+from holdfast.attacks.fast.lean import Lean
 from holdfast.attacks.square import square
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 
@@ -39,40 +40,23 @@ VOTES = 100
 """Fresh draws that confirm an example against a model that draws random numbers."""
 
 
-@register(
-    Attack(
-        "autoattack",
-        summary="the published ensemble: APGD-CE, APGD-T, FAB-T and Square, each on the survivors",
-        threats=("linf", "l2", "l1"),
-        reference="Croce and Hein, Reliable evaluation of adversarial robustness with an ensemble of diverse "
-        "parameter-free attacks, 2020",
-        stochastic=True,
-    )
+@Attack(
+    "autoattack",
+    summary="the published ensemble: APGD-CE, APGD-T, FAB-T and Square, each on the survivors",
+    threats=("linf", "l2", "l1"),
+    reference="Croce and Hein, Reliable evaluation of adversarial robustness with an ensemble of diverse "
+    "parameter-free attacks, 2020",
+    stochastic=True,
 )
-@torch.no_grad()
-def autoattack(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    version: Version = "standard",
-) -> AttackResult:
+@on_task
+def autoattack(task: Task, *, version: Version = "standard") -> AttackResult:
     """Run the members of a version in the published order and with the published budget; `by` names the successful one.
 
     "standard" is what tables report; `cascade` reaches the same figures in a fraction of the time where the gradients
     can be trusted. "plus" adds restarts and the untargeted forms. "rand" is for models that draw random numbers: it
     averages each gradient over 20 draws, and an example counts if the mean softmax of 100 fresh draws is fooled.
-
-    Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: an Lp ball.
-        noise: source of all random choices; seed 0 for inputs 0 ... B-1 if none is given.
-        version: "standard", "plus" or "rand".
     """
-    noise = noise or Noise.for_batch(0, len(x), x.device)
+    model, x, y, threat, noise = task
     if version == "rand":
         return random_model(model, x, y, threat, noise)
     if is_stochastic(model, x):
@@ -81,7 +65,7 @@ def autoattack(
             "Use version='rand', or 'eot-pgd', which average over draws."
         )
 
-    fast = folded(model, x)
+    fast = model if isinstance(model, Lean) else folded(model, x)
 
     def run(number: int, member: Member, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
         function, options = member

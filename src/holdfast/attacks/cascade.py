@@ -11,6 +11,7 @@ from holdfast.attacks.autoattack import VOTES, autoattack, random_model
 from holdfast.attacks.core.ascent import BALLS
 from holdfast.attacks.core.auto_pgd import auto_pgd
 from holdfast.attacks.core.chance import Steady, is_stochastic, mean_prediction, seeded
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.attacks.core.gradients import answer, frozen, input_gradient, look
 from holdfast.attacks.core.losses import cross_entropy, likely_targets, margin, targeted_margin
 from holdfast.attacks.core.stages import Stage, run_part, run_stages
@@ -20,9 +21,9 @@ from holdfast.attacks.sparse_rs import sparse_rs
 from holdfast.attacks.square import square
 from holdfast.attacks.substitute import substitute
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
-from holdfast.threats import Box, Patch, Sparse, Threat
+from holdfast.threats import Box, Placed, Sparse, Threat
 from holdfast.utils.options import Count
 
 SHORT = 100
@@ -35,29 +36,17 @@ DRAWS = 8
 """Fixed draws that stand for a random model where an attack cannot average over fresh ones."""
 
 
-@register(
-    Attack(
-        "cascade",
-        summary="Auto-PGD on three losses, then random search that hands over to it; the full ensemble if in doubt",
-        threats=(*BALLS, "patch", "sparse"),
-        reference="Holdfast; Auto-PGD and AutoAttack by Croce and Hein, 2020; Square Attack by Andriushchenko "
-        "et al., 2020",
-        stochastic=True,
-        gradients="used",
-    )
+@Attack(
+    "cascade",
+    summary="Auto-PGD on three losses, then random search that hands over to it; the full ensemble if in doubt",
+    threats=(*BALLS, "patch", "patch-shape", "sparse"),
+    reference="Holdfast; Auto-PGD and AutoAttack by Croce and Hein, 2020; Square Attack by Andriushchenko et al., 2020",
+    stochastic=True,
+    gradients="used",
 )
-@torch.no_grad()
+@on_task
 def cascade(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    steps: Count = 20,
-    targets: Count = 9,
-    queries: Count = 1000,
-    data: Tensor | None = None,
+    task: Task, *, steps: Count = 20, targets: Count = 9, queries: Count = 1000, data: Tensor | None = None
 ) -> AttackResult:
     """Reach the strength of AutoAttack in a fraction of its time, if the gradients can be trusted.
 
@@ -73,21 +62,17 @@ def cascade(
     `substitute` and random search; patches and sparse changes have attacks of their own.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: what the adversary may do.
-        noise: source of all random choices; seed 0 for inputs 0 ... B-1 if none is given.
         steps: gradient steps of each run of Auto-PGD.
         targets: classes to aim at.
         queries: most queries of the long random search.
         data: inputs that `substitute` may learn from; x if none are given.
     """
-    noise = noise or Noise.for_batch(0, len(x), x.device)
+    model, x, y, threat, noise = task
     by_chance = is_stochastic(model, x)
     run: Callable[..., AttackResult]
     if not _differentiable(model, x[:1]):
         run = partial(_by_queries, data=data)
-    elif isinstance(threat, Patch | Sparse):
+    elif isinstance(threat, Placed | Sparse):
         run = partial(_of_pixels, data=data)
     elif by_chance:
         return _of_chance(model, x, y, threat, noise, data=data)
@@ -203,7 +188,7 @@ def _of_pixels(
         result = run_part(gradient.flatten(1).abs().amax(1) == 0, x, y, noise, learned)
         return replace(result, gradients=result.gradients + 1, queries=result.queries + 1)
 
-    stages: list[Stage] = [patched] if isinstance(threat, Patch) else [by_gradient, by_search]
+    stages: list[Stage] = [patched] if isinstance(threat, Placed) else [by_gradient, by_search]
     return run_stages(x, y, noise, [*stages, if_flat])
 
 
@@ -219,7 +204,7 @@ def _by_queries(
         run = sparse_rs if isinstance(threat, Sparse) else square
         return run(model, x, y, threat, noise=noise.fork(4))
 
-    return run_stages(x, y, noise, [learned] if isinstance(threat, Box | Patch) else [learned, search])
+    return run_stages(x, y, noise, [learned] if isinstance(threat, Box | Placed) else [learned, search])
 
 
 def _of_chance(
@@ -250,8 +235,8 @@ def _steadied(
     found = run(Steady(model, DRAWS, noise.seed), x, y, threat, noise)
     fooled = found.success & (mean_prediction(model, found.x_adv, VOTES, noise.seed + 1).argmax(1) != y)
     by = tuple(name if f else "" for name, f in zip(found.by, fooled.tolist(), strict=True))
-    costs = {"gradients": DRAWS * found.gradients, "queries": DRAWS * found.queries + VOTES}
-    return replace(found, success=fooled, by=by, **costs)
+    gradients, queries = DRAWS * found.gradients, DRAWS * found.queries + VOTES
+    return replace(found, success=fooled, by=by, gradients=gradients, queries=queries)
 
 
 def _differentiable(model: nn.Module, x: Tensor) -> bool:

@@ -10,12 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.gradients import frozen, input_gradient
+from holdfast.attacks.core.gradients import input_gradient
 from holdfast.attacks.core.losses import margin
-from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, in_threat, line_search, per_input
+from holdfast.attacks.core.minimum_norm import Search, by_search, check_handled, in_threat, line_search, per_input
 from holdfast.attacks.core.planes import project_closest
-from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.utils.options import Count, NotNegative, Positive, Whole
 
 NORMS = ("linf", "l2")
@@ -103,17 +102,11 @@ def _round_linf(
     return reached
 
 
-@torch.no_grad()
+@by_search
 def cw_nearest(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str,
-    low: float = 0.0,
-    high: float = 1.0,
+    search: Search,
     *,
-    noise: Noise | None = None,
-    goal: float = 0.0,
     steps: Count = 100,
     lr: Positive = 0.1,
     relative: Positive | None = 0.1,
@@ -122,7 +115,7 @@ def cw_nearest(
     kappa: NotNegative = 0.0,
     polish: Whole = 2,
     targets: Count = 4,
-) -> Nearest:
+) -> None:
     """Minimise norm + c max(z_y - max_{j != y} z_j, -kappa); each input has a c of its own.
 
     L2: in the variable u of x_adv = middle + half tanh(u), with c grown tenfold until it succeeds, then bisected.
@@ -131,11 +124,6 @@ def cw_nearest(
     The attack of the paper, as it is used most: lr=0.01, relative=None, polish=0.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        norm: "l2" or "linf".  low, high: valid range of the input values.
-        noise: not used.
-        goal: an input is done once a misclassified point within this distance is known.
         steps: steps of Adam in each round.
         lr: Adam's step size, in the variable u for L2 and in the input's unit for Linf.
         relative: once a point is known, steps are at most this share of the largest value of its move. None: no limit.
@@ -145,40 +133,34 @@ def cw_nearest(
         polish: rounds that project x onto the boundary as linearised at the closest point. 0: none.
         targets: classes whose boundaries such a round tries, one gradient for each.
     """
-    del noise  # deterministic; taken so that every attack can be called in the same way
-    check_handled(norm, "cw", NORMS)
-    search = Search(x, y, norm, low, high, goal)
-    weight = x.new_full((len(x),), c)
+    check_handled(search.norm, "cw", NORMS)
+    weight = torch.full_like(search.distance, c)
     lower, upper = torch.zeros_like(weight), torch.full_like(weight, torch.inf)
-    run = partial(_round_l2 if norm == "l2" else _round_linf, steps=steps, lr=lr, relative=relative, kappa=kappa)
-    with frozen(model):
-        search.note(x, model(x))
-        for _ in range(rounds):
-            before = search.distance.clone()
-            if not search.start("cw"):
-                break
-            reached = run(model, search, weight)
-            if norm == "l2":
-                lower, upper = torch.where(reached, lower, weight), torch.where(reached, weight, upper)
-                if relative is not None:
-                    # A weight that was enough for longer steps, which overshoot, need not be for shorter ones.
-                    upper = torch.where(reached, upper, 2 * upper)
-                weight = torch.where(torch.isinf(upper), 10 * weight, (lower + upper) / 2)
-            else:
-                # A weight that is large enough serves every tau; it grows while nothing closer turns up.
-                weight = torch.where(reached & (search.distance < before), weight, 10 * weight)
-        if polish > 0:
-            line_search(model, search, steps=SEGMENT, name="cw")
-            project_closest(model, search, rounds=polish, targets=targets, name="cw")
-    return search.closest()
+    run = partial(_round_l2 if search.norm == "l2" else _round_linf, steps=steps, lr=lr, relative=relative, kappa=kappa)
+    search.note(search.x, model(search.x))
+    for _ in range(rounds):
+        before = search.distance.clone()
+        if not search.start("cw"):
+            break
+        reached = run(model, search, weight)
+        if search.norm == "l2":
+            lower, upper = torch.where(reached, lower, weight), torch.where(reached, weight, upper)
+            if relative is not None:
+                # A weight that was enough for longer steps, which overshoot, need not be for shorter ones.
+                upper = torch.where(reached, upper, 2 * upper)
+            weight = torch.where(torch.isinf(upper), 10 * weight, (lower + upper) / 2)
+        else:
+            # A weight that is large enough serves every tau; it grows while nothing closer turns up.
+            weight = torch.where(reached & (search.distance < before), weight, 10 * weight)
+    if polish > 0:
+        line_search(model, search, steps=SEGMENT, name="cw")
+        project_closest(model, search, rounds=polish, targets=targets, name="cw")
 
 
-cw = register(
-    Attack(
-        "cw",
-        summary="norm plus c times a hinge on the margin, minimised by Adam, with a search for c",
-        threats=NORMS,
-        nearest=cw_nearest,
-        reference="Carlini and Wagner, Towards evaluating the robustness of neural networks, 2017",
-    )
+cw = Attack(
+    "cw",
+    summary="norm plus c times a hinge on the margin, minimised by Adam, with a search for c",
+    threats=NORMS,
+    nearest=cw_nearest,
+    reference="Carlini and Wagner, Towards evaluating the robustness of neural networks, 2017",
 )(in_threat("cw", cw_nearest))

@@ -1,13 +1,12 @@
 """DDN: gradient steps put onto a sphere that shrinks while x_t is misclassified."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from holdfast.attacks.core.gradients import frozen, input_gradient
+from holdfast.attacks.core.gradients import input_gradient
 from holdfast.attacks.core.losses import cross_entropy
-from holdfast.attacks.core.minimum_norm import Nearest, Search, annealed, check_handled, in_threat, per_input, unit
-from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.attacks.core.minimum_norm import Search, annealed, by_search, check_handled, in_threat, per_input, unit
+from holdfast.registry import Attack
 from holdfast.utils.options import Count, Inside, Positive
 
 
@@ -26,52 +25,29 @@ def run_ddn(model: nn.Module, search: Search, *, steps: int, epsilon: float, gam
     search.note(x_t, model(x_t))
 
 
-@torch.no_grad()
+@by_search
 def ddn_nearest(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str = "l2",
-    low: float = 0.0,
-    high: float = 1.0,
-    *,
-    noise: Noise | None = None,
-    goal: float = 0.0,
-    steps: Count = 100,
-    epsilon: Positive = 1.0,
-    gamma: Inside = 0.05,
-) -> Nearest:
+    model: nn.Module, search: Search, *, steps: Count = 100, epsilon: Positive = 1.0, gamma: Inside = 0.05
+) -> None:
     """Take steps on the cross-entropy, each put onto the sphere of radius epsilon around x; L2 only.
 
     epsilon shrinks by the share gamma where x_t is misclassified and grows by it elsewhere. The length of the step is
     annealed from 1 to 0.01.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        norm: "l2".  low, high: valid range of the input values.
-        noise: not used.
-        goal: an input is done once a misclassified point within this distance is known.
-        steps: gradient steps.
         epsilon: radius of the first sphere, in the input's unit.
         gamma: relative change of epsilon at each step.
     """
-    del noise  # deterministic; taken so that every attack can be called in the same way
-    check_handled(norm, "ddn", ("l2",))
-    search = Search(x, y, norm, low, high, goal)
+    check_handled(search.norm, "ddn", ("l2",))
     search.start("ddn")
-    with frozen(model):
-        run_ddn(model, search, steps=steps, epsilon=epsilon, gamma=gamma)
-    return search.closest()
+    run_ddn(model, search, steps=steps, epsilon=epsilon, gamma=gamma)
 
 
-ddn = register(
-    Attack(
-        "ddn",
-        summary="decoupled direction and norm: cross-entropy steps on a sphere that follows the boundary",
-        threats=("l2",),
-        nearest=ddn_nearest,
-        reference="Rony et al., Decoupling direction and norm for efficient gradient-based L2 adversarial attacks and "
-        "defenses, 2019",
-    )
+ddn = Attack(
+    "ddn",
+    summary="decoupled direction and norm: cross-entropy steps on a sphere that follows the boundary",
+    threats=("l2",),
+    nearest=ddn_nearest,
+    reference="Rony et al., Decoupling direction and norm for efficient gradient-based L2 adversarial attacks and "
+    "defenses, 2019",
 )(in_threat("ddn", ddn_nearest))

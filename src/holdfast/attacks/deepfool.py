@@ -3,68 +3,45 @@
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.losses import likely_targets
-from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, dual_norm_of, in_threat, per_input
+from holdfast.attacks.core.minimum_norm import Search, by_search, check_handled, dual_norm_of, in_threat, per_input
 from holdfast.attacks.core.planes import nearest_plane
-from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.utils.options import Count, NotNegative
 
 NORMS = ("linf", "l2")
 
 
-@torch.no_grad()
+@by_search
 def deepfool_nearest(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str,
-    low: float = 0.0,
-    high: float = 1.0,
-    *,
-    noise: Noise | None = None,
-    goal: float = 0.0,
-    steps: Count = 50,
-    overshoot: NotNegative = 0.02,
-    candidates: Count = 10,
-) -> Nearest:
+    model: nn.Module, search: Search, *, steps: Count = 50, overshoot: NotNegative = 0.02, candidates: Count = 10
+) -> None:
     """Add up the moves r onto the nearest boundary, as linearised at x_t = x + (1 + overshoot) r, till one is crossed.
 
     Fast and rough: the first point found is kept, and ends the run. `fab` and `fmn` go on to closer ones.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        norm: "l2" or "linf".  low, high: valid range of the input values.
-        noise, goal: not used; any misclassified point ends the path.
         steps: most steps that are taken.
         overshoot: relative overshoot, to get across the boundary.
         candidates: boundaries to the classes of highest clean logit that are looked at.
     """
-    del (
-        noise,
-        goal,
-    )  # deterministic, and the first point is kept; taken so that every attack can be called in the same way
-    check_handled(norm, "deepfool", NORMS)
-    search = Search(x, y, norm, low, high, goal=torch.finfo(x.dtype).max)
-    with frozen(model):
-        logits = model(x)
-        search.note(x, logits)
-        if not search.start("deepfool"):
-            return search.closest()
-        classes = likely_targets(logits[search.row], search.y, candidates)
-        x_t, r = search.x, torch.zeros_like(search.x)
-        for _ in range(steps):
-            w, value, _ = nearest_plane(model, x_t, search.y, classes, norm)
-            search.count(classes.shape[1], classes.shape[1])
-            r = r + _least_move(w, value, norm)
-            x_t = search.clip(search.x + (1 + overshoot) * r)
-            search.note(x_t, model(x_t))
-            if search.over:
-                break
-            x_t, r, classes = search.leave(x_t, r, classes)
-    return search.closest()
+    check_handled(search.norm, "deepfool", NORMS)
+    search.goal = torch.finfo(search.x.dtype).max  # any misclassified point ends the path
+    logits = model(search.x)
+    search.note(search.x, logits)
+    if not search.start("deepfool"):
+        return
+    classes = likely_targets(logits[search.row], search.y, candidates)
+    x_t, r = search.x, torch.zeros_like(search.x)
+    for _ in range(steps):
+        w, value, _ = nearest_plane(model, x_t, search.y, classes, search.norm)
+        search.count(classes.shape[1], classes.shape[1])
+        r = r + _least_move(w, value, search.norm)
+        x_t = search.clip(search.x + (1 + overshoot) * r)
+        search.note(x_t, model(x_t))
+        if search.over:
+            break
+        x_t, r, classes = search.leave(x_t, r, classes)
 
 
 def _least_move(w: Tensor, value: Tensor, norm: str) -> Tensor:
@@ -75,13 +52,11 @@ def _least_move(w: Tensor, value: Tensor, norm: str) -> Tensor:
     return distance * (w / per_input(size, w) if norm == "l2" else w.sign())
 
 
-deepfool = register(
-    Attack(
-        "deepfool",
-        summary="steps onto the nearest linearised boundary until the class changes",
-        threats=NORMS,
-        nearest=deepfool_nearest,
-        reference="Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural "
-        "networks, 2016",
-    )
+deepfool = Attack(
+    "deepfool",
+    summary="steps onto the nearest linearised boundary until the class changes",
+    threats=NORMS,
+    nearest=deepfool_nearest,
+    reference="Moosavi-Dezfooli, Fawzi and Frossard, DeepFool: a simple and accurate method to fool deep neural "
+    "networks, 2016",
 )(in_threat("deepfool", deepfool_nearest))

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.hyperplane import move_to_hyperplane
 from holdfast.attacks.core.losses import likely_targets
-from holdfast.attacks.core.minimum_norm import BALLS, Nearest, Search, in_threat, line_search, norm_of, per_input
+from holdfast.attacks.core.minimum_norm import BALLS, Search, by_search, in_threat, line_search, norm_of, per_input
 from holdfast.attacks.core.planes import nearest_plane, other_classes
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.utils.options import Count, Factor, Inside, Unit, Whole
 
 MOST_CLASSES = 100
@@ -36,13 +35,7 @@ class Walk:
     beta: float = 0.9
 
 
-def run_fab(
-    model: nn.Module,
-    search: Search,
-    x_t: Tensor,
-    classes: Tensor,
-    walk: Walk,
-) -> None:
+def run_fab(model: nn.Module, search: Search, x_t: Tensor, classes: Tensor, walk: Walk) -> None:
     """One run from x_t (R, ...) on the inputs of `search`, towards the nearest boundary to one of `classes` (R, C).
 
     Departs from the paper: a misclassified x_t is linearised where it is, not after the backward step.
@@ -85,35 +78,24 @@ def _start(search: Search, noise: Noise, restart: int) -> Tensor:
     return search.clip(search.x + per_input(radius / norm_of(d, search.norm), d) * d)
 
 
-@torch.no_grad()
+@by_search
 def fab_nearest(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str,
-    low: float = 0.0,
-    high: float = 1.0,
+    search: Search,
     *,
-    noise: Noise | None = None,
-    goal: float = 0.0,
     steps: Count = 100,
     restarts: Count = 1,
     alpha_max: Unit = 0.1,
     eta: Factor = 1.05,
     beta: Inside = 0.9,
     n_search: Whole = 3,
-) -> Nearest:
+) -> None:
     """Minimise the norm of the perturbation, each step towards the nearest of all K - 1 boundaries; up to 100 classes.
 
     It takes K - 1 gradients for each step: prefer `fab-t` with more than a few classes. No step size, and invariant
     to the scale of the logits, so it is not fooled by saturated losses.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        norm: "linf", "l2" or "l1".  low, high: valid range of the input values.
-        noise: source of the random starts.
-        goal: an input is done once a misclassified point within this distance is known.
         steps: steps of each run.
         restarts: runs in all; the first one starts at x, the others at random points.
         alpha_max: largest weight of the step from x, against the step from x_t.
@@ -121,35 +103,26 @@ def fab_nearest(
         beta: a misclassified x_t goes back to x + beta (x_t - x).
         n_search: steps of the final search on the segment to the closest point.
     """
-    noise = noise or Noise.for_batch(0, len(x), x.device)
-    search, walk = Search(x, y, norm, low, high, goal), Walk(steps, alpha_max, eta, beta)
-    with frozen(model):
-        logits = model(x)
-        if logits.shape[1] > MOST_CLASSES:
-            raise InputError(
-                f"'fab' takes one gradient for each class and step, and the model has {logits.shape[1]} classes, more "
-                f"than {MOST_CLASSES}; use 'fab-t', which takes one gradient for each step and target"
-            )
-        search.note(x, logits)
-        for restart in range(restarts):
-            if search.start("fab"):
-                classes = other_classes(search.y, logits.shape[1])
-                run_fab(model, search, _start(search, noise, restart), classes, walk)
-        line_search(model, search, steps=n_search, name="fab")
-    return search.closest()
+    walk = Walk(steps, alpha_max, eta, beta)
+    logits = model(search.x)
+    if logits.shape[1] > MOST_CLASSES:
+        raise InputError(
+            f"'fab' takes one gradient for each class and step, and the model has {logits.shape[1]} classes, more "
+            f"than {MOST_CLASSES}; use 'fab-t', which takes one gradient for each step and target"
+        )
+    search.note(search.x, logits)
+    for restart in range(restarts):
+        if search.start("fab"):
+            classes = other_classes(search.y, logits.shape[1])
+            run_fab(model, search, _start(search, search.noise, restart), classes, walk)
+    line_search(model, search, steps=n_search, name="fab")
 
 
-@torch.no_grad()
+@by_search
 def fab_t_nearest(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str,
-    low: float = 0.0,
-    high: float = 1.0,
+    search: Search,
     *,
-    noise: Noise | None = None,
-    goal: float = 0.0,
     steps: Count = 100,
     restarts: Count = 1,
     targets: Count = 9,
@@ -157,42 +130,35 @@ def fab_t_nearest(
     eta: Factor = 1.05,
     beta: Inside = 0.9,
     n_search: Whole = 3,
-) -> Nearest:
+) -> None:
     """Run FAB with one gradient for each step, towards the `targets` classes of highest clean logit in turn.
 
     The defaults are AutoAttack's; the other options are the same as for `fab`.
     """
-    noise = noise or Noise.for_batch(0, len(x), x.device)
-    search, walk = Search(x, y, norm, low, high, goal), Walk(steps, alpha_max, eta, beta)
-    with frozen(model):
-        logits = model(x)
-        search.note(x, logits)
-        ranked = likely_targets(logits, y, targets)
-        for rank in range(ranked.shape[1]):
-            for restart in range(restarts):
-                if search.start("fab-t"):
-                    x_t = _start(search, noise.fork(rank), restart)
-                    run_fab(model, search, x_t, ranked[search.row, rank, None], walk)
-        line_search(model, search, steps=n_search, name="fab-t")
-    return search.closest()
+    walk = Walk(steps, alpha_max, eta, beta)
+    logits = model(search.x)
+    search.note(search.x, logits)
+    ranked = likely_targets(logits, search.y, targets)
+    for rank in range(ranked.shape[1]):
+        for restart in range(restarts):
+            if search.start("fab-t"):
+                x_t = _start(search, search.noise.fork(rank), restart)
+                run_fab(model, search, x_t, ranked[search.row, rank, None], walk)
+    line_search(model, search, steps=n_search, name="fab-t")
 
 
-fab = register(
-    Attack(
-        "fab",
-        summary="fast adaptive boundary attack: minimum norm, all class boundaries at each step",
-        threats=tuple(BALLS),
-        nearest=fab_nearest,
-        reference=_REFERENCE,
-    )
+fab = Attack(
+    "fab",
+    summary="fast adaptive boundary attack: minimum norm, all class boundaries at each step",
+    threats=tuple(BALLS),
+    nearest=fab_nearest,
+    reference=_REFERENCE,
 )(in_threat("fab", fab_nearest))
 
-fab_t = register(
-    Attack(
-        "fab-t",
-        summary="targeted fast adaptive boundary attack: minimum norm, one run for each likely class",
-        threats=tuple(BALLS),
-        nearest=fab_t_nearest,
-        reference=_REFERENCE,
-    )
+fab_t = Attack(
+    "fab-t",
+    summary="targeted fast adaptive boundary attack: minimum norm, one run for each likely class",
+    threats=tuple(BALLS),
+    nearest=fab_t_nearest,
+    reference=_REFERENCE,
 )(in_threat("fab-t", fab_t_nearest))

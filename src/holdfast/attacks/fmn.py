@@ -3,21 +3,20 @@
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.gradients import frozen, input_gradient
+from holdfast.attacks.core.gradients import input_gradient
 from holdfast.attacks.core.losses import margin
 from holdfast.attacks.core.minimum_norm import (
     BALLS,
-    Nearest,
     Search,
     annealed,
+    by_search,
     dual_norm_of,
     in_threat,
     norm_of,
     per_input,
     unit,
 )
-from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.threats import norm_2
 from holdfast.utils.options import Count, Inside, Positive
 
@@ -82,50 +81,27 @@ def run_fmn(
     search.note(x_t, model(x_t))
 
 
-@torch.no_grad()
+@by_search
 def fmn_nearest(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str,
-    low: float = 0.0,
-    high: float = 1.0,
-    *,
-    noise: Noise | None = None,
-    goal: float = 0.0,
-    steps: Count = 100,
-    alpha: Positive = 1.0,
-    gamma: Inside = 0.05,
-) -> Nearest:
+    model: nn.Module, search: Search, *, steps: Count = 100, alpha: Positive = 1.0, gamma: Inside = 0.05
+) -> None:
     """Take gradient steps of length alpha on the margin, each projected onto a ball of radius epsilon around x.
 
     epsilon shrinks by the share gamma where x_t is misclassified and grows by it elsewhere; until a misclassified
     point is known it is the distance of the linearised boundary. alpha and gamma are annealed, to 1/100 and 1/50.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        norm: "linf", "l2" or "l1".  low, high: valid range of the input values.
-        noise: not used.
-        goal: an input is done once a misclassified point within this distance is known.
-        steps: gradient steps.
         alpha: length of the first step, in the input's unit.
         gamma: first relative change of epsilon.
     """
-    del noise  # deterministic; taken so that every attack can be called in the same way
-    search = Search(x, y, norm, low, high, goal)
     search.start("fmn")
-    with frozen(model):
-        run_fmn(model, search, steps=steps, alpha=(alpha, alpha / 100), gamma=(gamma, gamma / 50))
-    return search.closest()
+    run_fmn(model, search, steps=steps, alpha=(alpha, alpha / 100), gamma=(gamma, gamma / 50))
 
 
-fmn = register(
-    Attack(
-        "fmn",
-        summary="fast minimum-norm attack: gradient steps on a ball that follows the boundary",
-        threats=tuple(BALLS),
-        nearest=fmn_nearest,
-        reference="Pintor et al., Fast minimum-norm adversarial attacks through adaptive norm constraints, 2021",
-    )
+fmn = Attack(
+    "fmn",
+    summary="fast minimum-norm attack: gradient steps on a ball that follows the boundary",
+    threats=tuple(BALLS),
+    nearest=fmn_nearest,
+    reference="Pintor et al., Fast minimum-norm adversarial attacks through adaptive norm constraints, 2021",
 )(in_threat("fmn", fmn_nearest))

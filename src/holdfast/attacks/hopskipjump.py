@@ -5,11 +5,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.minimum_norm import Nearest, Search, check_handled, in_threat, norm_of, per_input
+from holdfast.attacks.core.minimum_norm import Search, by_search, check_handled, in_threat, norm_of, per_input
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.threats import norm_2
+from holdfast.utils import clock
 from holdfast.utils.options import Count, Positive
 
 NAME = "hopskipjump"
@@ -19,17 +20,11 @@ _DIRECTIONS = 10  # directions per draw: fixed, so that the order of the sums do
 _MOST_HALVINGS = 25  # of the step along the boundary's normal; it is then below the resolution of float32
 
 
-@torch.no_grad()
+@by_search
 def hop_skip_jump(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str,
-    low: float = 0.0,
-    high: float = 1.0,
+    search: Search,
     *,
-    noise: Noise | None = None,
-    goal: float = 0.0,
     steps: Count = 50,
     initial_evaluations: Count = 100,
     max_evaluations: Count = 10_000,
@@ -37,7 +32,7 @@ def hop_skip_jump(
     starts: Count = 100,
     queries: Count | None = None,
     chunk: Count = 2048,
-) -> Nearest:
+) -> None:
     """Look for the closest misclassified point; only the model's decisions are used.
 
     Each step estimates the boundary's normal at a point on it from decisions around it, leaps along the normal by
@@ -45,11 +40,6 @@ def hop_skip_jump(
     images are all classified as y has no place to start from, and counts as held.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode; only their argmax is used.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        norm: "linf" or "l2".  low, high: valid range of the input values.
-        noise: source of starts and directions; seed 0 for inputs 0 ... B-1 if none is given.
-        goal: an input is done once a misclassified point within this distance is known.
         steps: steps along the boundary.
         initial_evaluations: decisions for the first normal; step t takes sqrt(t) times as many.
         max_evaluations: most decisions for one normal.
@@ -61,19 +51,17 @@ def hop_skip_jump(
     Departs from the paper: an image of noise after the first lies between two random levels of brightness, which finds
     more classes than noise over the whole range.
     """
-    check_handled(norm, NAME, NORMS)
-    halvings = _halvings(x, norm, gamma)
+    check_handled(search.norm, NAME, NORMS)
+    halvings = _halvings(search.x, search.norm, gamma)
     if queries is not None and queries < halvings + 2:
         raise InputError(
             f"queries={queries} do not reach the boundary once: give at least {halvings + 2} for inputs of this size"
         )
-    noise = noise or Noise.for_batch(0, len(x), x.device)
     most = torch.iinfo(torch.int64).max if queries is None else queries
-    search = Search(x, y, norm, low, high, goal=goal)
-    search.note(x, model(x))
-    _start(model, search, noise.fork(0), min(starts, most - 1 - halvings))
+    search.note(search.x, model(search.x))
+    _start(model, search, search.noise.fork(0), min(starts, most - 1 - halvings))
     if not search.start(NAME, torch.isfinite(search.distance)):
-        return search.closest()
+        return
     # For the whole batch: inputs drop out when they are done or have spent their queries.
     boundary = search.x_adv.clone()
     boundary[search.row] = _to_boundary(model, search, boundary[search.row], halvings)
@@ -84,15 +72,14 @@ def hop_skip_jump(
         if not search.start(NAME, going):
             break
         row, at = search.row, boundary[search.row]
-        distance = norm_of(at - search.x, norm)
-        delta = _probe_size(x, distance, (high - low), gamma, step)
-        normal = _normal(model, search, at, delta, noise[row].fork(step), evaluations, chunk)
+        distance = norm_of(at - search.x, search.norm)
+        delta = _probe_size(search.x, distance, search.high - search.low, gamma, step)
+        normal = _normal(model, search, at, delta, search.noise[row].fork(step), evaluations, chunk)
         search.count(0, evaluations)
         outside = _leap(model, search, at, normal, distance / math.sqrt(step))
         if search.start(NAME, going):
             row = search.row
             boundary[row] = _to_boundary(model, search, outside[row], halvings)
-    return search.closest()
 
 
 def _halvings(x: Tensor, norm: str, gamma: float) -> int:
@@ -177,6 +164,8 @@ def _estimate(
 ) -> Tensor:
     weighted, plain, phi_sum = torch.zeros_like(at), torch.zeros_like(at), torch.zeros_like(delta)
     for first in range(0, evaluations, _DIRECTIONS):
+        if clock.over():
+            break
         count, draw = min(_DIRECTIONS, evaluations - first), noise.fork(first)
         shape = (count, *at.shape[1:])
         v = draw.normal(shape, at.dtype) if search.norm == "l2" else 2 * draw.uniform(shape, at.dtype) - 1
@@ -216,12 +205,10 @@ def _leap(model: nn.Module, search: Search, at: Tensor, normal: Tensor, size: Te
     return outside
 
 
-hopskipjump = register(
-    Attack(
-        NAME,
-        summary="walks along the decision boundary: needs decisions only",
-        threats=NORMS,
-        reference="Chen, Jordan and Wainwright, HopSkipJumpAttack: a query-efficient decision-based attack, 2020",
-        gradients="none",
-    )
+hopskipjump = Attack(
+    NAME,
+    summary="walks along the decision boundary: needs decisions only",
+    threats=NORMS,
+    reference="Chen, Jordan and Wainwright, HopSkipJumpAttack: a query-efficient decision-based attack, 2020",
+    gradients="none",
 )(in_threat(NAME, hop_skip_jump))

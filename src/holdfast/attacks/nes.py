@@ -1,14 +1,13 @@
 """NES: projected ascent on gradients that Gaussian probes estimate; it uses only the model's outputs."""
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.attacks.core.ascent import steepest
 from holdfast.attacks.core.estimate import Estimate, climb_estimate, steps_within
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
-from holdfast.threats import Threat
 from holdfast.utils.options import Count, Positive
 
 
@@ -17,23 +16,17 @@ def gaussian(noise: Noise, count: int, x: Tensor) -> Tensor:
     return noise.normal((count, *x.shape[1:]), x.dtype)
 
 
-@register(
-    Attack(
-        "nes",
-        summary="projected ascent on gradients estimated by natural evolution strategies: needs no gradient",
-        threats=("linf", "l2"),
-        reference="Ilyas et al., Black-box adversarial attacks with limited queries and information, 2018",
-        gradients="none",
-    )
+@Attack(
+    "nes",
+    summary="projected ascent on gradients estimated by natural evolution strategies: needs no gradient",
+    threats=("linf", "l2"),
+    reference="Ilyas et al., Black-box adversarial attacks with limited queries and information, 2018",
+    gradients="none",
 )
-@torch.no_grad()
+@on_task
 def nes(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
+    task: Task,
     *,
-    noise: Noise | None = None,
     steps: Count = 100,
     samples: Count = 50,
     sigma: Positive = 0.001,
@@ -47,10 +40,6 @@ def nes(
     its input, choose a sigma above the width of the rounding.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: Linf or L2.
-        noise: source of the directions; seed 0 for inputs 0 ... B-1 if none is given.
         steps: steps of ascent.
         samples: forward passes for one estimate, two for each direction.
         sigma: standard deviation of the probes, per value.
@@ -59,12 +48,10 @@ def nes(
         chunk: probes in one forward pass, about; memory grows with it, the answer does not change.
     """
     steps = steps_within(steps, samples, queries)
-    step_size = 2.5 * threat.budget / steps if step_size is None else step_size
-    noise = noise or Noise.for_batch(0, len(x), x.device)
+    step_size = 2.5 * task.threat.budget / steps if step_size is None else step_size
     estimate = Estimate(gaussian, samples // 2, sigma, chunk)
 
     def direction(gradient: Tensor, x_adv: Tensor, row: Tensor, step: int) -> Tensor:
-        return steepest(threat, gradient, x_adv, 0.0)
+        return steepest(task.threat, gradient, x_adv, 0.0)
 
-    task = (model, x, y, threat, noise)
-    return climb_estimate(*task, estimate=estimate, direction=direction, step_size=step_size, steps=steps, name="nes")
+    return climb_estimate(task, estimate, direction=direction, step_size=step_size, steps=steps, name="nes")

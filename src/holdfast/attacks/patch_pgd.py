@@ -4,16 +4,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d
 
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import Loss, get_loss
 from holdfast.attacks.core.survivors import Survivors
 from holdfast.errors import InputError
-from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
-from holdfast.threats import Patch, Threat
+from holdfast.threats import Placed
 from holdfast.utils.options import Count, NotNegative
 
 Locations = Literal["ranked", "random", "corners", "all"]
@@ -24,10 +23,17 @@ def apply_patch(x: Tensor, p: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, p, x)
 
 
-def first_order_gain(threat: Patch, gradient: Tensor, x: Tensor) -> Tensor:
+def first_order_gain(threat: Placed, gradient: Tensor, x: Tensor) -> Tensor:
     """Largest <gradient, A(x, p, l) - x> over the patches p, for every location l, shape (B, L); exact if linear."""
     gain = torch.where(gradient > 0, gradient * (threat.high - x), gradient * (threat.low - x)).sum(1, keepdim=True)
-    return avg_pool2d(gain, (threat.height, threat.width), stride=1, divisor_override=1).flatten(1)
+    return threat.under(gain)
+
+
+def _in_corners(places: Tensor) -> Tensor:
+    """Which of all the places (L, P) touch two sides of the image; of a family of shapes those of every member."""
+    spot, member = places[:, -2:], places[:, 0] if places.shape[1] > 2 else torch.zeros_like(places[:, 0])
+    last = torch.stack([spot[member == one].amax(0) for one in range(int(member.max()) + 1)])[member]
+    return ((spot == 0) | (spot == last)).all(1).nonzero()[:, 0]
 
 
 def _offer(s: Survivors, x_adv: Tensor, values: Tensor, wrong: Tensor) -> None:
@@ -39,17 +45,26 @@ def _offer(s: Survivors, x_adv: Tensor, values: Tensor, wrong: Tensor) -> None:
 
 
 def _rank(
-    model: nn.Module, threat: Patch, places: Tensor, s: Survivors, *, loss: Loss, probes: int, together: int
+    model: nn.Module,
+    threat: Placed,
+    places: Tensor,
+    number: Tensor,
+    s: Survivors,
+    *,
+    loss: Loss,
+    probes: int,
+    together: int,
 ) -> Tensor:
-    """Score each of the places (L, 2), shape (B, L): first the ones of the largest first-order gain, by probes.
+    """Score each of the places (L, P), shape (B, L): first the ones of the largest first-order gain, by probes.
+
+    `number` (L,) says which of the threat's locations they are.
 
     A probe puts three patches there: all low, all high, and the corner that the gradient at x points to.
     """
     x = s.x
     gradient, losses, logits = input_gradient(model, x, s.y, loss)
     s.count(gradients=1)
-    columns = x.shape[-1] - threat.width + 1
-    score = first_order_gain(threat, gradient, x)[:, places[:, 0] * columns + places[:, 1]]
+    score = first_order_gain(threat, gradient, x)[:, number]
     low, high = torch.full_like(x, threat.low), torch.full_like(x, threat.high)
     fills = torch.stack([torch.where(gradient > 0, high, low), low, high], 1)[:, :, None]
     order = score.topk(min(probes, len(places)), dim=1).indices
@@ -63,7 +78,7 @@ def _rank(
         _offer(s, x_adv, losses, wrong)
         values[s.row[:, None], block] = losses.view(len(s.row), 3, -1).amax(1).to(values.dtype)
         s.drop()
-        if len(s.row) == 0:
+        if s.over:
             break
     return score.scatter(1, order, score.amax(1, keepdim=True) + 1 + values - values.amin(1, keepdim=True))
 
@@ -78,7 +93,7 @@ def _evaluate(model: nn.Module, x_adv: Tensor, y: Tensor, loss: Loss) -> tuple[T
 
 def _ascend(
     model: nn.Module,
-    threat: Patch,
+    threat: Placed,
     places: Tensor,
     p: Tensor,
     s: Survivors,
@@ -109,22 +124,16 @@ def _ascend(
         x_adv = apply_patch(s.x[:, None], threat.clip(x_adv + step_size * gradient.sign()), mask)
 
 
-@register(
-    Attack(
-        "patch-pgd",
-        summary="sign ascent under a patch, at the locations where quick probes raise the loss most",
-        threats=("patch",),
-        reference="Chiang et al., Certified defenses for adversarial patches, 2020",
-    )
+@Attack(
+    "patch-pgd",
+    summary="sign ascent under a patch, at the locations where quick probes raise the loss most",
+    threats=("patch", "patch-shape"),
+    reference="Chiang et al., Certified defenses for adversarial patches, 2020",
 )
-@torch.no_grad()
+@on_task
 def patch_pgd(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
+    task: Task,
     *,
-    noise: Noise | None = None,
     steps: Count = 150,
     step_size: NotNegative = 0.05,
     restarts: Count = 80,
@@ -138,10 +147,6 @@ def patch_pgd(
     Of all iterates at all locations the point kept is a misclassified one, else the one of largest loss.
 
     Args:
-        model: from (B, C, H, W) to logits (B, K), in eval mode.
-        x: images, shape (B, C, H, W).  y: labels, shape (B,).
-        threat: a `Patch`.
-        noise: source of the random locations and patches; seed 0 for inputs 0 ... B-1 if none is given.
         steps: gradient steps at each location.
         step_size: per step and value, as a share of the valid range.
         restarts: locations tried for each input ("ranked" and "random").
@@ -154,22 +159,21 @@ def patch_pgd(
     Departs from the paper: it draws locations at random. Ranking costs less than the ascent at a few locations, and
     breaks most inputs at the first ones.
     """
-    if not isinstance(threat, Patch):
+    model, x, y, threat, noise = task
+    if not isinstance(threat, Placed):
         raise InputError(f"'patch-pgd' attacks with patches, got the threat '{threat}'")
     if x.ndim != 4:
         raise InputError(f"'patch-pgd' needs images of shape (B, C, H, W), got {tuple(x.shape)}")
-    noise = noise or Noise.for_batch(0, len(x), x.device)
     loss, s = get_loss(loss), Survivors(x, y)
     places = threat.locations(x.shape[1:]).to(x.device)
-    if locations == "corners":
-        edge = (places == 0) | (places == places.amax(0))
-        places = places[edge.all(1)]
+    number = _in_corners(places) if locations == "corners" else torch.arange(len(places), device=x.device)
+    places = places[number]
     count = min(restarts, len(places)) if locations in ("ranked", "random") else len(places)
     with frozen(model):
         if locations == "random":
             score = noise.uniform((len(places),))
         else:
-            score = _rank(model, threat, places, s, loss=loss, probes=probes, together=together)
+            score = _rank(model, threat, places, number, s, loss=loss, probes=probes, together=together)
         order = score.topk(count, dim=1).indices
         for start in range(0, count, together):
             if not s.resume():

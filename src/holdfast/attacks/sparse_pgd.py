@@ -1,16 +1,17 @@
 """PGD-L0: gradient ascent on a few pixels, which may be changed at will."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.attacks.core.ascent import climb
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.attacks.core.losses import Loss, get_loss
 from holdfast.attacks.core.stages import run_restarts
-from holdfast.errors import InputError
+from holdfast.errors import InputError, either
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
-from holdfast.threats import Sparse, Threat
+from holdfast.threats import Sparse
 from holdfast.utils.options import Count, NotNegative
 
 
@@ -24,37 +25,23 @@ def project_sparse(threat: Sparse, x_new: Tensor, x: Tensor) -> Tensor:
     return threat.keep(inside, x, threat.per_pixel(worth))
 
 
-@register(
-    Attack(
-        "sparse-pgd",
-        summary="gradient steps projected on the k pixels that matter most (PGD-L0)",
-        threats=("sparse",),
-        reference="Croce and Hein, Sparse and imperceivable adversarial attacks, 2019",
-    )
+@Attack(
+    "sparse-pgd",
+    summary="gradient steps projected on the k pixels that matter most (PGD-L0)",
+    threats=("sparse",),
+    reference="Croce and Hein, Sparse and imperceivable adversarial attacks, 2019",
 )
-@torch.no_grad()
+@on_task
 def sparse_pgd(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    steps: Count = 20,
-    step_size: NotNegative = 2.0,
-    restarts: Count = 10,
-    loss: str | Loss = "ce",
+    task: Task, *, steps: Count = 20, step_size: NotNegative = 2.0, restarts: Count = 10, loss: str | Loss = "ce"
 ) -> AttackResult:
     """PGD-L0: x_adv <- project(x_adv + step_size * gradient / mean|gradient|) on the inputs with k pixels changed.
 
-    The step is dense; the projection keeps the k pixels with the most to gain. The first run starts at x, where the
-    gradient ranks all pixels alike, the others at random points of the set.
+    A pixel of an image counts once, whatever its number of channels. The step is dense; the projection keeps the k
+    pixels with the most to gain. The first run starts at x, where the gradient ranks all pixels alike, the others at
+    random points of the set.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: `Sparse(k)`; a pixel of an image counts once, whatever its number of channels.
-        noise: source of the random starts; seed 0 for inputs 0 ... B-1 if none is given.
         steps: gradient steps of each run.
         step_size: mean step over all values, as a share of the valid range.
         restarts: runs in all; the first one included.
@@ -63,9 +50,12 @@ def sparse_pgd(
     Departs from the paper: its step (120000/255 over the sum of |gradient|, for the 3072 values of CIFAR-10) is 0.15
     here, and settles on the first pixels that it picks. Steps past the range let pixels be exchanged to the end.
     """
+    model, x, y, threat, noise = task
     if not isinstance(threat, Sparse):
-        raise InputError(f"'sparse-pgd' changes a number of pixels, got the threat '{threat}'; use hf.Sparse(k)")
-    noise = noise or Noise.for_batch(0, len(x), x.device)
+        raise InputError(
+            f"'sparse-pgd' changes a number of pixels, got the threat '{threat}'; use "
+            f"{either('hf.Sparse(k)', '--threat sparse:10')}"
+        )
     size = step_size * (threat.high - threat.low)
 
     def move(x_adv: Tensor, gradient: Tensor, x: Tensor) -> Tensor:

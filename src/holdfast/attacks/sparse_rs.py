@@ -1,15 +1,16 @@
 """Sparse-RS: random search over a few pixels, which may be changed at will; it needs no gradient."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.attacks.core.losses import Loss, get_loss, margin
 from holdfast.attacks.core.survivors import Survivors
-from holdfast.errors import InputError
+from holdfast.errors import InputError, either
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
-from holdfast.threats import Sparse, Threat
+from holdfast.threats import Sparse
 from holdfast.utils.options import Count, Share
 
 # From which of 10000 queries on the share of pixels that move is divided by what (Sparse-RS, piecewise constant).
@@ -62,36 +63,21 @@ def _move(threat: Sparse, x: Tensor, order: Tensor, colours: Tensor, count: int,
     return order, colours.scatter(2, out[:, None].expand_as(painted), painted)
 
 
-@register(
-    Attack(
-        "sparse-rs",
-        summary="random search over k pixels and extreme colours; needs no gradient",
-        threats=("sparse",),
-        reference="Croce et al., Sparse-RS: a versatile framework for query-efficient sparse black-box attacks, 2022",
-        gradients="none",
-    )
+@Attack(
+    "sparse-rs",
+    summary="random search over k pixels and extreme colours; needs no gradient",
+    threats=("sparse",),
+    reference="Croce et al., Sparse-RS: a versatile framework for query-efficient sparse black-box attacks, 2022",
+    gradients="none",
 )
-@torch.no_grad()
-def sparse_rs(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    queries: Count = 5000,
-    share: Share = 0.3,
-    loss: str | Loss = margin,
-) -> AttackResult:
+@on_task
+def sparse_rs(task: Task, *, queries: Count = 5000, share: Share = 0.3, loss: str | Loss = margin) -> AttackResult:
     """Move some of the k pixels elsewhere with new extreme colours, and keep what raises the loss.
 
-    Sees through every mask of the gradient, since it uses none. Prefer `sparse-pgd` first where gradients are honest.
+    A pixel of an image counts once, whatever its number of channels. Sees through every mask of the gradient, since it
+    uses none. Prefer `sparse-pgd` first where gradients are honest.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: `Sparse(k)`; a pixel of an image counts once, whatever its number of channels.
-        noise: source of the random choices; seed 0 for inputs 0 ... B-1 if none is given.
         queries: forward passes for each input at most.
         share: share of the k pixels that moves at the first query; it falls to a twentieth by a fixed schedule.
         loss: "ce", "margin", "dlr" or a function (logits, y) -> (B,) to maximise.
@@ -99,9 +85,12 @@ def sparse_rs(
     Departs from the paper: a pixel that leaves may come back at once with another colour, without which the search gets
     stuck at the right pixel in the wrong colour; and no pixel ever gets the colour that it has in x.
     """
+    model, x, y, threat, noise = task
     if not isinstance(threat, Sparse):
-        raise InputError(f"'sparse-rs' changes a number of pixels, got the threat '{threat}'; use hf.Sparse(k)")
-    noise = noise or Noise.for_batch(0, len(x), x.device)
+        raise InputError(
+            f"'sparse-rs' changes a number of pixels, got the threat '{threat}'; use "
+            f"{either('hf.Sparse(k)', '--threat sparse:10')}"
+        )
     loss, s, total = get_loss(loss), Survivors(x, y), _pixels(x).shape[2]
     k = min(threat.k, total)
     # The first k pixels of the order are the changed ones; the others may come in for them.

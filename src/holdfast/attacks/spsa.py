@@ -1,13 +1,13 @@
 """SPSA: Adam on gradients that random signs estimate; it uses only the model's outputs."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdfast.attacks.core.estimate import Direction, Estimate, climb_estimate, steps_within
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
-from holdfast.threats import Threat
 from holdfast.utils.options import Count, Positive
 
 _BETA_1, _BETA_2, _TINY = 0.9, 0.999, 1e-8  # Adam's own, as in the paper
@@ -37,23 +37,17 @@ def _adam(x: Tensor) -> Direction:
     return direction
 
 
-@register(
-    Attack(
-        "spsa",
-        summary="Adam on gradients estimated from random signs: needs no gradient",
-        threats=("linf", "l2"),
-        reference="Uesato et al., Adversarial risk and the dangers of evaluating against weak attacks, 2018",
-        gradients="none",
-    )
+@Attack(
+    "spsa",
+    summary="Adam on gradients estimated from random signs: needs no gradient",
+    threats=("linf", "l2"),
+    reference="Uesato et al., Adversarial risk and the dangers of evaluating against weak attacks, 2018",
+    gradients="none",
 )
-@torch.no_grad()
+@on_task
 def spsa(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
+    task: Task,
     *,
-    noise: Noise | None = None,
     steps: Count = 100,
     samples: Count = 128,
     delta: Positive = 0.01,
@@ -67,10 +61,6 @@ def spsa(
     gradients that are masked or zero, as long as f changes at the scale of delta. The paper uses up to 8192 samples.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: Linf or L2.
-        noise: source of the random signs; seed 0 for inputs 0 ... B-1 if none is given.
         steps: steps of Adam.
         samples: forward passes for one estimate, two for each direction.
         delta: distance of the probes from the iterate, per value.
@@ -79,7 +69,5 @@ def spsa(
         chunk: probes in one forward pass, about; memory grows with it, the answer does not change.
     """
     steps = steps_within(steps, samples, queries)
-    noise = noise or Noise.for_batch(0, len(x), x.device)
     estimate = Estimate(rademacher, samples // 2, delta, chunk)
-    task = (model, x, y, threat, noise)
-    return climb_estimate(*task, estimate=estimate, direction=_adam(x), step_size=step_size, steps=steps, name="spsa")
+    return climb_estimate(task, estimate, direction=_adam(task.x), step_size=step_size, steps=steps, name="spsa")

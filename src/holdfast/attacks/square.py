@@ -11,14 +11,15 @@ from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.attacks.core.losses import margin
 from holdfast.attacks.core.stages import run_restarts
 from holdfast.attacks.core.survivors import Survivors
 from holdfast.attacks.fast.windows import Windows, windowed
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
 from holdfast.threats import L2, Linf, Threat
 from holdfast.utils.options import Count, Share
@@ -227,46 +228,30 @@ def _others(rows: Tensor, count: int) -> Tensor:
     return torch.ones(count, dtype=torch.bool, device=rows.device).index_fill(0, rows, False).nonzero()[:, 0]
 
 
-@register(
-    Attack(
-        "square",
-        summary="random search with square windows: needs no gradient",
-        threats=("linf", "l2", "l1"),
-        reference="Andriushchenko et al., Square Attack: a query-efficient black-box adversarial attack via "
-        "random search, "
-        "2020",
-        gradients="none",
-    )
+@Attack(
+    "square",
+    summary="random search with square windows: needs no gradient",
+    threats=("linf", "l2", "l1"),
+    reference="Andriushchenko et al., Square Attack: a query-efficient black-box adversarial attack via "
+    "random search, "
+    "2020",
+    gradients="none",
 )
-@torch.no_grad()
-def square(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    *,
-    noise: Noise | None = None,
-    queries: Count = 5000,
-    p_init: Share = 0.8,
-    restarts: Count = 1,
-) -> AttackResult:
+@on_task
+def square(task: Task, *, queries: Count = 5000, p_init: Share = 0.8, restarts: Count = 1) -> AttackResult:
     """Search at random for a larger margin; only the model's outputs are used, so that masked gradients do not stop it.
 
     Starts from stripes (Linf) or tiles (L2, L1), then changes one window at a time and keeps what raises the margin.
     Every input has windows of its own, and every window can lie anywhere in the image, the last row and column
-    included. Weaker than gradient attacks where gradients can be trusted; prefer `pgd` there.
+    included. In inputs of another shape than (B, C, H, W) the last two axes are the image, and a flat input (B, D) is
+    one row. Weaker than gradient attacks where gradients can be trusted; prefer `pgd` there.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: images (B, C, H, W); in other shapes the last two axes are the image, and a flat input (B, D) is one row.
-        y: labels, shape (B,).
-        threat: Linf, L2 or L1.
-        noise: source of the random choices; seed 0 for inputs 0 ... B-1 if none is given.
         queries: most forward passes on one input in each run, the one of the start included.
         p_init: share of the image in the first windows; it shrinks on the published schedule, rescaled to `queries`.
         restarts: runs in all; the first one included.
     """
-    noise = noise or Noise.for_batch(0, len(x), x.device)
+    model, x, y, threat, noise = task
     shape = x.shape[1:]
     images = x if x.ndim == 4 else x.reshape(len(x), -1, *(x.shape[-2:] if x.ndim > 2 else (1, x.shape[1])))
     windows = windowed(model, x) if isinstance(threat, Linf) else None

@@ -12,6 +12,7 @@ from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.auto_pgd import auto_pgd
 from holdfast.attacks.core.bpda import Part, decisive_part
 from holdfast.attacks.core.chance import seeded
+from holdfast.attacks.core.forms import Task, on_task
 from holdfast.attacks.core.losses import LOSSES
 from holdfast.attacks.core.stages import run_restarts
 from holdfast.attacks.core.survivors import broken_by
@@ -20,9 +21,10 @@ from holdfast.attacks.sparse_pgd import sparse_pgd
 from holdfast.checks import check_inputs
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
-from holdfast.threats import Patch, Sparse, Threat
+from holdfast.threats import Placed, Sparse, Threat
+from holdfast.utils import clock
 from holdfast.utils.options import Count, Whole
 
 LOOKED_INTO = 64
@@ -32,23 +34,17 @@ BATCH, RATE = 100, 2e-3
 Craft = Callable[..., tuple[Tensor, Tensor]]
 
 
-@register(
-    Attack(
-        "substitute",
-        summary="examples for a stand-in that has learned the model's decisions: needs no gradient",
-        threats=(*BALLS, "patch", "sparse"),
-        reference="Papernot et al., Practical black-box attacks against machine learning, 2017",
-        gradients="none",
-    )
+@Attack(
+    "substitute",
+    summary="examples for a stand-in that has learned the model's decisions: needs no gradient",
+    threats=(*BALLS, "patch", "patch-shape", "sparse"),
+    reference="Papernot et al., Practical black-box attacks against machine learning, 2017",
+    gradients="none",
 )
-@torch.no_grad()
+@on_task
 def substitute(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
+    task: Task,
     *,
-    noise: Noise | None = None,
     data: Tensor | None = None,
     rounds: Count = 4,
     steps: Count = 20,
@@ -66,10 +62,6 @@ def substitute(
     attack with true gradients leaves less accuracy.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: what the adversary may do.
-        noise: source of all random choices; seed 0 for inputs 0 ... B-1 if none is given.
         data: inputs to learn from, shape (N, ...), without labels; the more and the closer to x, the better. If None,
             the inputs under attack: then the answer for one input depends on the others.
         rounds: rounds of learning and attacking.
@@ -81,7 +73,7 @@ def substitute(
     are the stand-in's. Departs from the paper: the data grow by examples within the threat, not by one short step along
     the sign of the Jacobian.
     """
-    noise = noise or Noise.for_batch(0, len(x), x.device)
+    model, x, y, threat, noise = task
     data = x if data is None else _checked(data, x, threat)
     logits, part = decisive_part(model, data[:LOOKED_INTO])
     craft: Craft = partial(_craft, threat=threat, steps=steps)
@@ -117,7 +109,7 @@ def _craft(
     far beyond its boundary carry over better. A part of the model has the model's own boundary.
     """
     loss = "margin" if number % 2 else "ce"
-    if isinstance(threat, Patch):
+    if isinstance(threat, Placed):
         found = patch_pgd(net, x, y, threat, noise=noise, steps=steps, step_size=0.1, restarts=8, probes=64, loss=loss)
         return found.x_adv, found.queries
     if isinstance(threat, Sparse):
@@ -178,6 +170,8 @@ class Student:
         """Train on all that is known."""
         with seeded(self.seed + number, self.data.device):
             for _ in range(epochs):
+                if clock.over():
+                    return
                 for rows in torch.randperm(len(self.x)).to(self.x.device).split(BATCH):
                     self.optimizer.zero_grad()
                     cross_entropy(self.net(self.x[rows]), self.label[rows]).backward()

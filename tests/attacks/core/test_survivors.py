@@ -7,10 +7,10 @@ from holdfast.attacks.core.survivors import Survivors, group_size, survivors
 
 def test_inputs_leave_in_groups_and_the_unbroken_ones_come_first():
     assert [group_size(n) for n in (0, 1, 15, 16, 40, 256)] == [1, 1, 1, 2, 4, 32]
-    done = torch.tensor([True, False, True, False, True, False])
-    assert survivors(done, 1).tolist() == [1, 3, 5]
-    assert survivors(done, 2).tolist() == [1, 3, 5, 0]
-    assert survivors(done, 6) is None
+    going = torch.tensor([False, True, False, True, False, True])
+    assert survivors(going, 3, 1).tolist() == [1, 3, 5]
+    assert survivors(going, 3, 2).tolist() == [1, 3, 5, 0]
+    assert survivors(going, 3, 6) is None
 
 
 def test_the_best_points_and_their_costs():

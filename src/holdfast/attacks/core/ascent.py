@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from holdfast.attacks.core.gradients import frozen, input_gradient, look
+from holdfast.attacks.core.gradients import frozen, input_gradient, is_late, look
 from holdfast.attacks.core.losses import Loss, TargetedLoss, get_loss
 from holdfast.attacks.core.survivors import Survivors
 from holdfast.attacks.fast.chain import well_laid_out
@@ -104,8 +104,7 @@ def climb(
     With a decay the gradient is a momentum: g <- decay * g + gradient / |gradient|_1.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).  x_start: a point of the set, shape of x.
+        x_start: a point of the set, shape of x.
         move: one step of the ascent.
         loss: (logits, y) -> (B,) to maximise, or (logits, y, target) -> (B,) if `target`, shape (B,), is given.
         name: what `by` says of the inputs that the run breaks.
@@ -120,7 +119,7 @@ def climb(
         for step in range(steps + 1):
             s.count(gradients=int(step < steps))
             if step < steps:
-                gradient, values, logits = input_gradient(model, x_adv, s.y, objective)
+                gradient, values, logits = input_gradient(model, x_adv, s.y, objective, full=is_late(step, steps))
             else:
                 values, logits = look(model, x_adv, s.y, objective)
             s.keep(x_adv, values, logits.argmax(1) != s.y)

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.ascent import steepest
-from holdfast.attacks.core.gradients import frozen, input_gradient, look
+from holdfast.attacks.core.gradients import frozen, input_gradient, is_late, look
 from holdfast.attacks.core.losses import Loss, TargetedLoss
 from holdfast.attacks.core.survivors import Survivors, broken_by
 from holdfast.results import AttackResult
 from holdfast.threats import L1, L2, Threat, norm_2
+from holdfast.utils import clock
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ApgdResult(AttackResult):
     """An attack's result from which others can go on.
 
@@ -154,11 +155,10 @@ def _sparse_step(threat: L1, x: Tensor, t: _Track) -> Tensor:
 
 def _check_dense(s: Survivors, t: _Track, length: int, rho: float) -> None:
     """Halve the step size of the inputs that it no longer serves, and send them back to their best point."""
-    best_loss = s.loss[s.row]
-    halved = halves(t.rises, length, best_loss, t.best_before, t.halved, rho)
+    halved = halves(t.rises, length, s.best, t.best_before, t.halved, rho)
     t.step_size = torch.where(halved, t.step_size / 2, t.step_size)
     t.back_to_best(s, halved)
-    t.halved, t.best_before, t.rises = halved, best_loss, torch.zeros_like(t.rises)
+    t.halved, t.best_before, t.rises = halved, s.best, torch.zeros_like(t.rises)
 
 
 def _check_sparse(s: Survivors, t: _Track, full: float) -> None:
@@ -207,14 +207,15 @@ def _ascend(
     for step in range(steps + 1):
         s.count(gradients=samples * (step < steps), queries=samples)
         if step < steps:
-            t.gradient, values, logits = _mean(samples, input_gradient, model, t.x_adv, s.y, objective)
+            gradient = partial(input_gradient, full=is_late(step, steps))
+            t.gradient, values, logits = _mean(samples, gradient, model, t.x_adv, s.y, objective)
         else:
             values, logits = _mean(samples, look, model, t.x_adv, s.y, objective)
         t.note(s, values, logits.argmax(1) != s.y if leave else None)
         stay = s.drop() if leave and step < steps else None
         if stay is not None:
             t = t.select(stay)
-        if step == steps or len(s.row) == 0:
+        if step == steps or len(s.row) == 0 or clock.over():
             break
         if step in checks:
             if isinstance(threat, L1):
@@ -252,12 +253,9 @@ def auto_pgd(
     The best point is `x_adv` and its loss `loss`, from which other attacks can go on.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
         threat: an Lp ball or a Box.
         x_start: where to start, shape of x; it is projected first.
         loss: a function (logits, y) -> (B,) to maximise, or (logits, y, target) -> (B,) where `target` is given.
-        steps: gradient steps.
         name: what `by` says where the run succeeds.
         target: class to aim at, shape (B,).
         samples: passes whose gradients, losses and logits are averaged, for models that draw random numbers.

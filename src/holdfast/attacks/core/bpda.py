@@ -71,7 +71,6 @@ class Part(nn.Module):
     """The output of one module inside a model, as a model of its own.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
         inside: a module of it.
         direct: whether `inside` takes the input of the model as it comes. It is then called by itself, since the model
             may switch gradients off around it.
@@ -106,7 +105,6 @@ def decisive_part(model: nn.Module, x: Tensor) -> tuple[Tensor, Part | None]:
     None if the answer has gradients of its own, or if no module inside the model decides as the model does.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
         x: some inputs, shape (B, ...).
     """
     calls: list[tuple[nn.Module, bool, Tensor]] = []

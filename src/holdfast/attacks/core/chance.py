@@ -4,7 +4,7 @@ A random model draws from torch's global generators. It is judged by its mean so
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.gradients import logits_of
+from holdfast.attacks.fast.lean import Lean
 from holdfast.checks import modules_in
 from holdfast.errors import InputError
+from holdfast.models.random.random_network import draws_noise
 
 
 @contextmanager
@@ -39,7 +41,6 @@ class Steady(nn.Module):
     another size or order gets other draws if the model draws for each input.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
         draws: passes in each call.  seed: fixes their random numbers.
     """
 
@@ -70,13 +71,38 @@ def _generators(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
+PROBED = 8
+"""Inputs that a model sees a second time if it does not draw from torch's generators."""
+
+
+def watched(model: nn.Module, x: Tensor, seed: int, look: Callable[[], Tensor]) -> tuple[Tensor, bool]:
+    """The logits (B, K) of x that `look` gives, and whether the model draws random numbers.
+
+    A pass that leaves torch's generators alone is repeated on a few inputs only: the model may have generators of its
+    own, or its answers may depend on the rest of the batch.
+    """
+    device = x.device if isinstance(x, Tensor) else torch.device("cpu")  # `look` refuses what is no tensor
+    with seeded(seed, device):  # what the model draws is put back
+        before = _generators(device)
+        logits = look()
+        drawn = any(not torch.equal(a, b) for a, b in zip(before, _generators(device), strict=True))
+    if drawn:
+        return logits, is_stochastic(model, x)
+    with torch.no_grad():
+        return logits, _differ(logits[:PROBED], model(x[:PROBED].detach().clone()))
+
+
 @torch.no_grad()
 def is_stochastic(model: nn.Module, x: Tensor) -> bool:
-    """True if two passes over the same inputs (32 at most) differ by more than float rounding.
+    """True if the model holds a random layer, or two passes over some inputs (32 at most) differ by more than rounding.
 
     If the passes draw from torch's generators and their answers still agree (noise seldom changes a decision), the
     values inside the model are compared as well.
     """
+    if isinstance(model, Lean):  # made only of models that were looked at
+        return False
+    if draws_noise(model):
+        return True
     x = x[:32]
     with seeded(0, x.device):
         before = _generators(x.device)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.forms import Task
 from holdfast.attacks.core.losses import margin
 from holdfast.attacks.core.survivors import Survivors
 from holdfast.errors import InputError
 from holdfast.random import Noise
 from holdfast.results import AttackResult
-from holdfast.threats import Threat
+from holdfast.utils import clock
 
 Draw = Callable[[Noise, int, Tensor], Tensor]
 Direction = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -38,6 +39,8 @@ class Estimate:
     def _part(self, model: nn.Module, x: Tensor, y: Tensor, noise: Noise) -> Tensor:
         total = torch.zeros_like(x)
         for first in range(0, self.directions, _DIRECTIONS):
+            if clock.over():
+                break
             count = min(_DIRECTIONS, self.directions - first)
             v = self.draw(noise.fork(first), count, x)
             step = self.delta * v
@@ -51,19 +54,10 @@ class Estimate:
 
 
 def climb_estimate(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    noise: Noise,
-    *,
-    estimate: Estimate,
-    direction: Direction,
-    step_size: float,
-    steps: int,
-    name: str,
+    task: Task, estimate: Estimate, *, direction: Direction, step_size: float, steps: int, name: str
 ) -> AttackResult:
     """Go up the margin from x; an input is done at its first misclassified iterate, and leaves with its group."""
+    model, x, y, threat, noise = task
     s, x_adv = Survivors(x, y), x
     for step in range(steps + 1):
         s.count()

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from holdfast.attacks.core.losses import Loss, margin
 from holdfast.attacks.fast.chain import Back, forward, is_chain, is_plain, laid_out_as
+from holdfast.attacks.fast.lean import Lean
 from holdfast.attacks.fast.thin import conv2d
 from holdfast.checks import modules_in
 from holdfast.errors import InputError
@@ -77,7 +78,7 @@ class _ForAttacks(TorchFunctionMode):
 
 
 def input_gradient(
-    model: nn.Module, x: Tensor, y: Tensor, loss: Loss, slope: Loss | None = None
+    model: nn.Module, x: Tensor, y: Tensor, loss: Loss, slope: Loss | None = None, *, full: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of the loss at x (shape of x), the loss (B,) and the logits (B, K), detached.
 
@@ -85,15 +86,15 @@ def input_gradient(
 
     Args:
         model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
         loss: from logits (B, K) and labels (B,) to (B,).
         slope: from the same to the gradient of the loss for the logits, (B, K), where it is known: autograd takes
             longer than some networks.
+        full: in full precision, also for a `Lean` network with gradients in bfloat16.
     """
     if not is_plain(model):
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
-            logits = logits_of(model, x)
+            logits = logits_of(model, x) if full else logits_of(model, x, y=y)
             gradient, values = _gradient(loss, logits, y, x)
         return _finite(laid_out_as(x, gradient)), values.detach(), logits.detach()
     tape: list[Back] = []
@@ -130,18 +131,25 @@ def _finite(gradient: Tensor) -> Tensor:
     return torch.nan_to_num(gradient, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def logits_of(model: nn.Module, x: Tensor, tape: list[Back] | None = None) -> Tensor:
+def logits_of(model: nn.Module, x: Tensor, tape: list[Back] | None = None, *, y: Tensor | None = None) -> Tensor:
     """The model's logits (B, K) with the gradients that attacks need, taken before a final softmax.
 
     The layers of a chain are called one by one, as the mode costs more than some layers; see `chain.forward`, also for
-    the tape.
+    the tape. If the labels y (B,) are given, `Lean` networks may use bfloat16 where the answer is clearly right.
     """
+    if isinstance(model, Lean):
+        return logits_of(model.full, x) if y is None else model.logits(x, y, logits_of)
     mode = _ForAttacks()
     if is_chain(model):
         return mode.logits_of(forward(model, x, mode, tape))
     with mode:
         output = model(x)
     return mode.logits_of(output)
+
+
+def is_late(step: int, steps: int) -> bool:
+    """True for the last tenth of the steps, one at least: they are taken in full precision."""
+    return step >= steps - max(1, steps // 10)
 
 
 def look(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:

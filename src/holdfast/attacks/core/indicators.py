@@ -8,7 +8,7 @@ adversarial examples", 2022. No sign is a proof in either direction; the certifi
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -19,6 +19,8 @@ from holdfast.attacks.core.auto_pgd import auto_pgd
 from holdfast.attacks.core.chance import Steady, is_stochastic, mean_prediction, seeded
 from holdfast.attacks.core.gradients import frozen, logits_of, look, masks
 from holdfast.attacks.core.losses import cross_entropy, margin
+from holdfast.attacks.core.stages import untouched
+from holdfast.attacks.core.survivors import broken_by
 from holdfast.attacks.square import square
 from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
@@ -51,7 +53,6 @@ class Indicator:
     """One sign that an attack cannot be trusted.
 
     Attributes:
-        name: lower-case with hyphens.
         fired: whether the sign is there.
         value: what was measured, most often a share of the inputs.
         detail: the same in words.
@@ -81,18 +82,31 @@ def indicators(
     seed: int = 0,
     inputs: int = 64,
 ) -> tuple[Indicator, ...]:
-    """All signs, in a fixed order, from probes on the first inputs that are classified right.
+    """All signs, in a fixed order, from probes on the first inputs that are classified right; see `probe`."""
+    return probe(model, x, y, threat, result, seed=seed, inputs=inputs)[0]
 
-    Empty where there is nothing to probe: no such input, or no budget. A model that draws random numbers is probed by
-    its mean softmax over a few fixed draws, and what that breaks counts if fresh draws confirm it.
+
+@torch.no_grad()
+def probe(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    result: AttackResult | None = None,
+    *,
+    seed: int = 0,
+    inputs: int = 64,
+) -> tuple[tuple[Indicator, ...], AttackResult]:
+    """Probe the first inputs that are classified right: all signs, in a fixed order, and what the probes broke.
+
+    No signs where there is nothing to probe: no such input, or no budget. A model that draws random numbers is probed
+    by its mean softmax over a few fixed draws, and what that breaks counts if fresh draws confirm it.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs in the threat's valid range, shape (B, ...).  y: labels, shape (B,).
         threat: Linf, L2 or L1.
         result: of a finished attack on x, of which `success` is read: the attack in question. Short runs of Auto-PGD
             stand in for it if none is given.
-        seed: fixes every random choice.
         inputs: how many to probe at most.
     """
     if threat.name not in THREATS:
@@ -106,16 +120,23 @@ def indicators(
     by_chance = is_stochastic(model, x)
     steady = Steady(model, DRAWS, seed) if by_chance else model
     right = (steady(x).argmax(1) == y).nonzero()[:inputs, 0]
+    examples = untouched(x)
     if len(right) == 0 or threat.budget == 0:
-        return ()
+        return (), examples
     x, y, noise = x[right], y[right], Noise(seed, right)
     confirmed = partial(_confirmed, model, seed=seed) if by_chance else _as_found
     runs = [_ascend(steady, x, y, threat, noise.fork(restart), confirmed) for restart in range(2)]
     found = runs[0].broken | runs[1].broken
     broken = found if result is None else result.success[right]
-    return (
+    by_search = _black_box(steady, x, y, threat, broken, noise.fork(2), confirmed)
+    signs = (
         _rise(runs),
-        _black_box(steady, x, y, threat, broken, noise.fork(2), confirmed),
+        _share(
+            "black-box-beats-white-box",
+            by_search.broken,
+            f"the attack left them, {QUERIES} queries of Square broke them",
+            FEW,
+        ),
         _share("probe-beats-attack", found & ~broken, f"the attack left them, {STEPS} steps of Auto-PGD did not", FEW),
         _vanishing(model, x, y, seed),
         *_masks(model, x, seed),
@@ -125,6 +146,10 @@ def indicators(
         _restarts(runs),
         _flag("stochastic", by_chance, "two passes over the same inputs differ", "two passes give the same"),
     )
+    for run in (by_search, *runs):
+        at = right[run.broken]
+        examples.x_adv[at], examples.success[at] = run.x_adv[run.broken], True
+    return signs, replace(examples, by=broken_by("probe", examples.success))
 
 
 Confirm = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -145,6 +170,7 @@ def _confirmed(model: nn.Module, found: Tensor, x_adv: Tensor, y: Tensor, *, see
 
 
 class _Run(NamedTuple):
+    x_adv: Tensor  # (B, ...)
     broken: Tensor  # (B,) bool
     rose: Tensor  # (B,) bool: the loss at the end is above the loss at the start, or the input was broken
 
@@ -156,12 +182,12 @@ def _ascend(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, noise: Noise
         run = auto_pgd(model, x, y, threat, x_start, loss=margin, steps=STEPS, name="apgd")
     except (InputError, RuntimeError):  # no gradient at all: what an attack by gradients finds is nothing
         nothing = torch.zeros_like(y, dtype=torch.bool)
-        return _Run(nothing, nothing)
+        return _Run(x_start, nothing, nothing)
     before, logits = look(model, x_start, y, margin)
     rounding = 1e2 * torch.finfo(logits.dtype).eps * logits.abs().amax(1)
     # A gradient of NaN leads to a point of NaN, which no model gets right.
     broken = run.success & torch.isfinite(run.x_adv).flatten(1).all(1)
-    return _Run(confirmed(broken, run.x_adv, y), broken | (run.loss > before + rounding))
+    return _Run(run.x_adv, confirmed(broken, run.x_adv, y), broken | (run.loss > before + rounding))
 
 
 def _share(name: str, hits: Tensor, text: str, above: float) -> Indicator:
@@ -181,15 +207,14 @@ def _rise(runs: list[_Run]) -> Indicator:
 
 def _black_box(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, broken: Tensor, noise: Noise, confirmed: Confirm
-) -> Indicator:
-    found = torch.zeros_like(broken)
+) -> _Run:
+    """A random search on what the attack left."""
+    found, x_adv = torch.zeros_like(broken), x.clone()
     alive = (~broken).nonzero()[:, 0]
     if len(alive):
         search = square(model, x[alive], y[alive], threat, noise=noise[alive], queries=QUERIES)
-        found[alive] = confirmed(search.success, search.x_adv, y[alive])
-    return _share(
-        "black-box-beats-white-box", found, f"the attack left them, {QUERIES} queries of Square broke them", FEW
-    )
+        found[alive], x_adv[alive] = confirmed(search.success, search.x_adv, y[alive]), search.x_adv
+    return _Run(x_adv, found, found)
 
 
 def _vanishing(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Indicator:

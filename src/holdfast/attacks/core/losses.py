@@ -72,11 +72,7 @@ def _ratio(difference: Tensor, spread: Tensor | None) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}
-TARGETED: dict[str, TargetedLoss] = {
-    "ce": targeted_cross_entropy,
-    "margin": targeted_margin,
-    "dlr": targeted_dlr,
-}
+TARGETED: dict[str, TargetedLoss] = {"ce": targeted_cross_entropy, "margin": targeted_margin, "dlr": targeted_dlr}
 
 
 def get_loss(loss: str | Loss) -> Loss:

@@ -1,27 +1,28 @@
 """What minimum-norm attacks share: the closest misclassified point so far, and the planes that they linearise to."""
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import update_wrapper
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.forms import Task, on_task, with_options
+from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.losses import margin
 from holdfast.attacks.core.survivors import Survivors, broken_by
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
 from holdfast.random import Noise
 from holdfast.results import AttackResult
 from holdfast.threats import L1, L2, Linf, Threat, norm_2
+from holdfast.utils.show import Shown
 
 BALLS: dict[str, type[Linf] | type[L2] | type[L1]] = {"linf": Linf, "l2": L2, "l1": L1}
 
 
-@dataclass(frozen=True, eq=False)
-class Nearest:
+@dataclass(frozen=True, eq=False, repr=False)
+class Nearest(Shown):
     """The closest misclassified points that were found: an upper end for the robust radius of each input.
 
     Attributes:
@@ -90,11 +91,16 @@ class Search(Survivors):
 
     Attributes:
         distance: (B,) of the closest point; infinity if none is known.
+        norm: "linf", "l2" or "l1".  low, high: the valid range.  goal: a distance.
+        noise: source of all random choices, one for each input; the one of seed 0 if none is given.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, norm: str, low: float, high: float, goal: float = 0.0) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, norm: str, low: float, high: float, goal: float = 0.0, noise: Noise | None = None
+    ) -> None:
         super().__init__(x, y)
         self.norm, self.low, self.high, self.goal = check_norm(norm), low, high, goal
+        self.noise = noise or Noise.for_batch(0, len(x), x.device)
         self.distance = x.new_full((len(x),), torch.inf)
         self._by = torch.zeros_like(self.gradients)
         self._names = ["", "clean", ""]
@@ -119,8 +125,8 @@ class Search(Survivors):
         better = self.going & wrong & (distance < clear)
         at = self.row[better]
         self.x_adv[at], self.distance[at] = x_adv[better], distance[better]
-        self.success[at] = distance[better] <= self.goal
         self._by[at] = torch.where(distance[better] > 0, len(self._names) - 1, 1)
+        self.settle(self.going & ~(better & (distance <= self.goal)))
         return wrong
 
     def clip(self, x: Tensor) -> Tensor:
@@ -133,28 +139,43 @@ class Search(Survivors):
         return Nearest(self.x_adv, self.distance, by, self.gradients, self.queries)
 
 
+def by_search(run: Callable[..., None]) -> NearestForm:
+    """The search `run(model, search, *, options)`, with the parameters frozen, as a `NearestForm`."""
+
+    @torch.no_grad()
+    def nearest(
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        norm: str,
+        low: float = 0.0,
+        high: float = 1.0,
+        *,
+        noise: Noise | None = None,
+        goal: float = 0.0,
+        **options: Any,
+    ) -> Nearest:
+        search = Search(x, y, norm, low, high, goal, noise)
+        with frozen(model):
+            run(model, search, **options)
+        return search.closest()
+
+    return with_options(nearest, run, run.__name__)
+
+
 def in_threat(name: str, nearest: NearestForm) -> Callable[..., AttackResult]:
     """The form for a threat of a minimum-norm attack: it succeeds if the closest point fits the budget.
 
-    The attack has the options of `nearest`, a function `(model, x, y, norm, low, high, *, noise, goal, options)`, but
-    `goal`: an input is done as soon as a point within the budget is known.
+    The attack has the options of `nearest` but `goal`: an input is done once a point within the budget is known.
     """
 
-    def attack(
-        model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, noise: Noise | None = None, **options: Any
-    ) -> AttackResult:
+    def attack(task: Task, **options: Any) -> AttackResult:
+        model, x, y, threat, noise = task
         ball = (threat.name, threat.low, threat.high)
         found = nearest(model, x, y, *ball, noise=noise, goal=threat.budget, **options)
         return within(model, x, y, threat, found, name)
 
-    own = list(inspect.signature(attack).parameters.values())[:-1]
-    options = [o for o in inspect.signature(nearest).parameters.values() if o.kind is o.KEYWORD_ONLY]
-    parameters = own + [o for o in options if o.name not in ("noise", "goal")]
-    update_wrapper(attack, nearest, assigned=("__module__", "__doc__"))
-    attack.__name__ = attack.__qualname__ = name.replace("-", "_")
-    attack.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": AttackResult}
-    attack.__signature__ = inspect.Signature(parameters, return_annotation=AttackResult)  # type: ignore[attr-defined]
-    return attack
+    return with_options(on_task(attack), nearest, name.replace("-", "_"), without=("noise", "goal"))
 
 
 @torch.no_grad()

@@ -39,7 +39,6 @@ def nature_of(model: nn.Module, x: Tensor, *, low: float = 0.0, high: float = 1.
     These gradients see through rounding and a final softmax. torch's generators are left as they were.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
         x: inputs, shape (B, ...).  low, high: the valid range.
     """
     x = x[:PROBED].detach()

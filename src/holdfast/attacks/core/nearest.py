@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.batches import concatenate, noise_for
-from holdfast.attacks.core.gradients import frozen
 from holdfast.attacks.core.losses import likely_targets
 from holdfast.attacks.core.minimum_norm import (
     BALLS,
     Nearest,
     NearestForm,
     Search,
+    by_search,
     check_norm,
     line_search,
     norm_of,
@@ -23,7 +23,6 @@ from holdfast.attacks.fab import Walk, run_fab
 from holdfast.attacks.fmn import run_fmn
 from holdfast.checks import check_task
 from holdfast.errors import InputError, did_you_mean
-from holdfast.random import Noise
 from holdfast.registry import get, methods
 from holdfast.utils.options import Count, Option, check_options, options_of
 
@@ -37,51 +36,35 @@ _POLISH = {
 }
 
 
-@torch.no_grad()
+@by_search
 def auto_nearest(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    norm: str,
-    low: float = 0.0,
-    high: float = 1.0,
-    *,
-    noise: Noise | None = None,
-    goal: float = 0.0,
-    steps: Count = 40,
-    targets: Count = 4,
-    polish: Count = 60,
-) -> Nearest:
+    model: nn.Module, search: Search, *, steps: Count = 40, targets: Count = 4, polish: Count = 60
+) -> None:
     """Find the closest misclassified point by a portfolio: FMN, targeted FAB, and FMN again from the best of them.
 
     FMN finds the right region; FAB, towards the likeliest classes in turn, finds other ones. A second run of FMN starts
     at the closest point of all, with steps in units of its distance, and the segment to x is searched last.
 
     Args:
-        goal: an input is done once a misclassified point within this distance is known.
         steps: steps of FMN, and half as many of FAB for each target.
         targets: classes that FAB tries.
         polish: steps of the second run.
     """
-    del noise  # deterministic; taken so that every attack can be called in the same way
     if steps < 2:
         raise InputError(f"'auto' needs at least 2 steps, half of them for FAB, got {steps}")
-    search = Search(x, y, norm, low, high, goal)
-    with frozen(model):
-        logits = model(x)
-        search.note(x, logits)
-        if search.start("fmn"):
-            run_fmn(model, search, steps=steps, alpha=(high - low, (high - low) / 100), gamma=(0.05, 0.001))
-        ranked = likely_targets(logits, y, targets)
-        for rank in range(ranked.shape[1]):
-            if search.start("fab-t"):
-                classes = ranked[search.row, rank, None]
-                run_fab(model, search, search.x, classes, Walk(steps // 2))
-        if search.start("fmn", torch.isfinite(search.distance)):
-            alpha, gamma = _POLISH[norm]
-            run_fmn(model, search, steps=polish, alpha=alpha, gamma=gamma, from_closest=True)
-        line_search(model, search, steps=6, name="fmn")
-    return search.closest()
+    logits, span = model(search.x), search.high - search.low
+    search.note(search.x, logits)
+    ranked = likely_targets(logits, search.y, targets)
+    if search.start("fmn"):
+        run_fmn(model, search, steps=steps, alpha=(span, span / 100), gamma=(0.05, 0.001))
+    for rank in range(ranked.shape[1]):
+        if search.start("fab-t"):
+            classes = ranked[search.row, rank, None]
+            run_fab(model, search, search.x, classes, Walk(steps // 2))
+    if search.start("fmn", torch.isfinite(search.distance)):
+        alpha, gamma = _POLISH[search.norm]
+        run_fmn(model, search, steps=polish, alpha=alpha, gamma=gamma, from_closest=True)
+    line_search(model, search, steps=6, name="fmn")
 
 
 def nearest_methods() -> dict[str, NearestForm]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.random import Noise
 from holdfast.results import AttackResult
+from holdfast.utils import clock
 
 Stage = Callable[[Tensor, Tensor, Noise], AttackResult]
 TargetedRun = Callable[[Tensor, Tensor, Noise, Tensor], AttackResult]
@@ -17,7 +18,8 @@ TargetedRun = Callable[[Tensor, Tensor, Noise, Tensor], AttackResult]
 def run_stages(x: Tensor, y: Tensor, noise: Noise, stages: Sequence[Stage]) -> AttackResult:
     """Run `stages` one after another, each on the survivors of the earlier ones, and merge their results.
 
-    A survivor keeps the point that the last stage returned for it: stages may maximise different losses.
+    A survivor keeps the point that the last stage returned for it: stages may maximise different losses. No stage is
+    begun after the deadline.
 
     Args:
         x: inputs (B, ...).  y: labels (B,).  noise: one source for each input.
@@ -26,7 +28,7 @@ def run_stages(x: Tensor, y: Tensor, noise: Noise, stages: Sequence[Stage]) -> A
     merged = untouched(x)
     for stage in stages:
         alive = ~merged.success
-        if not bool(alive.any()):
+        if clock.over() or not bool(alive.any()):
             break
         merged = _merge(merged, alive, x, y, noise, stage)
     return merged

@@ -28,8 +28,10 @@ _PLAIN = frozenset(
 
 
 def is_chain(model: nn.Module) -> bool:
-    """True if the layers of the model can be called one by one; False in the reference mode."""
-    return type(model) is nn.Sequential and len(model) > 0 and not _hooked(model) and not is_reference()
+    """True if the layers of the model can be called one by one; False in the reference mode and under autocast."""
+    if is_reference() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return False
+    return type(model) is nn.Sequential and len(model) > 0 and not _hooked(model)
 
 
 def is_plain(model: nn.Module) -> bool:

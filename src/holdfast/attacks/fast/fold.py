@@ -1,8 +1,15 @@
-"""Batch norm folded into the layer before it: the same function in fewer passes over memory."""
+"""The network traced and made lean for attacks: the same function in fewer passes over memory.
+
+Batch norms in eval mode are folded into the layer before them, sums and ReLUs overwrite values that nobody else needs,
+and weights of convolutions lie in memory as the processor wants them.
+"""
 
 import copy
+import operator
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
@@ -10,6 +17,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from holdfast.utils.reference import is_reference
 
 _CLOSE = 1e-4  # of the largest logit
+_FRESH = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)  # layers whose output neither their way back nor anyone else holds
+_RELUS = (F.relu, torch.relu, "relu")
+_ADDS = (operator.add, torch.add)
 
 
 @torch.no_grad()
@@ -20,22 +30,40 @@ def folded(model: nn.Module, x: Tensor) -> nn.Module:
     back as it is where it has no batch norm, has hooks, or cannot be traced.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
         x: some inputs, shape (B, ...), to compare on.
     """
-    modules = list(model.modules())
-    if is_reference() or not any(isinstance(module, _BatchNorm) for module in modules):
+    if is_reference() or not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return model
-    if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
+    return _checked(model, x[:2], None, _fold)
+
+
+@torch.no_grad()
+def slimmed(model: nn.Module, x: Tensor, logits: Tensor) -> nn.Module:
+    """Copy the model, in eval mode, with all that this file does; the model itself where it cannot be traced.
+
+    Args:
+        x: two inputs or more, to compare on.  logits: what the model says of them, (B, K).
+    """
+    return model if is_reference() else _checked(model, x[:2], logits[:2], _slim)
+
+
+def _checked(model: nn.Module, x: Tensor, logits: Tensor | None, change: Any) -> nn.Module:
+    """A copy of the model, traced and changed; the model itself if that fails or gives other logits."""
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         return model  # these see the passes of the model, and tracing does not see them
     try:
-        fused = _fold(fx.symbolic_trace(copy.deepcopy(model)))
-        ours, theirs = fused(x[:2]), model(x[:2])
+        traced: nn.Module = change(fx.symbolic_trace(copy.deepcopy(model)))
+        same = agrees(traced, x, model(x) if logits is None else logits)
     except Exception:  # whatever tracing or a layer that it does not know raises: the model itself will do
         return model
-    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=0, atol=_CLOSE * float(theirs.abs().max())):
-        return model
-    return fused
+    return traced if same else model
+
+
+@torch.no_grad()
+def agrees(copy: nn.Module, x: Tensor, logits: Tensor) -> bool:
+    """True if the logits of the copy are the given ones up to rounding."""
+    ours = copy(x)
+    return ours.shape == logits.shape and torch.allclose(ours, logits, rtol=0, atol=_CLOSE * float(logits.abs().max()))
 
 
 def _fold(traced: fx.GraphModule) -> fx.GraphModule:
@@ -58,3 +86,39 @@ def _fold(traced: fx.GraphModule) -> fx.GraphModule:
         traced.graph.erase_node(node)
     traced.recompile()
     return traced.eval().requires_grad_(False)
+
+
+def _slim(traced: fx.GraphModule) -> fx.GraphModule:
+    """Fold, overwrite, lay out the weights: in place."""
+    traced = _fold(traced)
+    modules = dict(traced.named_modules())
+    for node in list(traced.graph.nodes):
+        _overwrite(traced.graph, node, modules)
+    traced.recompile()
+    slim: fx.GraphModule = traced.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return slim
+
+
+def _overwrite(graph: fx.Graph, node: fx.Node, modules: dict[str, nn.Module]) -> None:
+    """Let a ReLU or a sum write into an argument that it is the only one to use."""
+    layer = modules[str(node.target)] if node.op == "call_module" else None
+    if type(layer) is nn.ReLU or (layer is None and node.target in _RELUS):
+        given = node.args[0]
+        if isinstance(given, fx.Node) and _is_fresh(given, modules):
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.call_function(F.relu, (given,), {"inplace": True}))
+            graph.erase_node(node)
+    elif node.op == "call_function" and node.target in _ADDS and len(node.args) == 2 and not node.kwargs:
+        for into, other in (node.args, node.args[::-1]):
+            if isinstance(into, fx.Node) and isinstance(other, fx.Node) and _is_fresh(into, modules):
+                node.target, node.args = operator.iadd, (into, other)
+                break
+
+
+def _is_fresh(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    """True if the value is new, has one user, and its own way back does not need it."""
+    if len(node.users) != 1:
+        return False
+    if node.op == "call_module":
+        return type(modules[str(node.target)]) in _FRESH
+    return node.op == "call_function" and node.target in (*_ADDS, operator.iadd)

@@ -163,7 +163,7 @@ for _forward in (FoldedConvolution.forward, TurnedConvolution.forward):
 
 def _way(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> str:
     """Which gradient for x is the fastest: "folded", "turned" or torch's own, ""."""
-    by_onednn = x.device.type == "cpu" and x.dtype == torch.float32
+    by_onednn = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if is_reference() or not by_onednn or x.ndim != 4 or len(x) == 0 or groups > 1 or isinstance(padding, str):
         return ""
     # The columns of the product then take little more memory than the layer's output, and the fold does not lose what
