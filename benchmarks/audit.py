@@ -6,11 +6,12 @@ Parts, which can run at different times and with different interpreters, and are
 - first: the same for the first threat alone;
 - autoattack: the standard version of AutoAttack as its authors publish it, on the inputs that are classified right;
 - crown: CROWN of auto_LiRPA on the same inputs, on the margins of the label over every other class;
-- gap: a model of certified training at linf 0.1, certified against attacked accuracy.
+- gap: a model of certified training at linf 0.1, certified against attacked accuracy;
+- time: three models and three time limits, by the processor's clock; see audit_time.py.
 
-All parts but the last share the model (adversarial training, two convolutions and two dense layers), the inputs and the
-number of threads. The peers together give a bracket for the first threat; that of the part "first" must be at least as
-tight, in less time. Their time leaves out what only serves to check them. Every example of AutoAttack is checked for
+All parts but the last two share the model (adversarial training, two convolutions and two dense layers), the inputs and
+the number of threads. The peers together give a bracket for the first threat; that of the part "first" must be at least
+as tight, in less time. Their time leaves out what only serves to check them. Every example of AutoAttack is checked for
 the budget and for the class before it counts.
 
 AutoAttack is not on PyPI: take a checkout of its repository (github.com/fra31/auto-attack). auto_LiRPA is installed as
@@ -19,6 +20,7 @@ bounds_speed.py says; run the part "crown" with the interpreter that has it.
     python benchmarks/audit.py --part audit first gap
     python benchmarks/audit.py --part autoattack --official CHECKOUT          # half an hour
     python benchmarks/audit.py --part crown
+    python benchmarks/audit.py --part time --threads 1                        # an hour
     python benchmarks/audit.py --part audit first gap --n 20 --quick          # prints, writes nothing
 """
 
@@ -38,6 +40,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from audit_time import BUDGETS, PART, SUBJECTS, run_time, time_markdown, time_verdicts
 from common import (
     RESULTS,
     Neighbours,
@@ -54,7 +57,7 @@ import holdfast as hf
 from holdfast.data import Split
 
 NAME = "audit"
-PARTS = ("audit", "first", "autoattack", "crown", "gap")
+PARTS = ("audit", "first", "autoattack", "crown", "gap", "time")
 RECIPE, CERTIFIED = "mnist-mini-at", "mnist-mini-ibp"
 THREATS: tuple[hf.Threat, ...] = (hf.Linf(0.1), hf.L2(1.0), hf.Patch(3, 3))
 BATCH = 250  # of AutoAttack, which is its default too
@@ -218,6 +221,7 @@ def to_markdown(record: dict[str, Any]) -> str:
             markdown_table(("part", "inputs", "how", "wall s", "CPU s", "others", "answer"), times),
             "Seconds of each step of our audits, over all threats.",
             markdown_table(("part", "step", "s"), steps),
+            *(time_markdown(record[PART]) if PART in record else []),
         ]
     )
 
@@ -241,6 +245,8 @@ def main() -> None:
     """Parses the command line and runs the parts."""
     parser = argparse.ArgumentParser(description="Time the audit, and compare it with AutoAttack and CROWN.")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=["audit", "first", "gap"], help="(default: ours)")
+    parser.add_argument("--budget", nargs="+", choices=BUDGETS, default=list(BUDGETS), help="of the part time")
+    parser.add_argument("--model", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS), help="of the part time")
     parser.add_argument("--n", type=int, default=2000, help="test inputs (default: all 2,000)")
     parser.add_argument("--threads", type=int, default=2, help="(default: 2)")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="of our audits (default: local)")
@@ -253,6 +259,9 @@ def main() -> None:
     if "autoattack" in options.part and options.official is None:
         parser.error("the part autoattack needs --official CHECKOUT")
     torch.set_num_threads(options.threads)
+    if "time" in options.part:
+        run_times(options)
+        options.part.remove("time")
     cells: dict[str, Cell] = {}
     for name in options.part:
         cells[name] = run_part(name, options)
@@ -260,12 +269,20 @@ def main() -> None:
             print(f"{name}: {json.dumps({k: v for k, v in cells[name].items() if k != 'run'})}", flush=True)
         else:
             store_cell(NAME, NAME, name, cells[name], to_markdown=to_markdown, folder=options.out)
-    print(markdown_table(("bar", "measured", "wanted", "met"), verdicts(cells if options.quick else _all(options.out))))
+    stored = {} if options.quick else read_results(NAME, options.out)
+    rows = verdicts(cells or stored.get(NAME, {})) + time_verdicts(stored.get(PART, {}))
+    print(markdown_table(("bar", "measured", "wanted", "met"), rows))
 
 
-def _all(folder: Path) -> dict[str, Cell]:
-    cells: dict[str, Cell] = read_results(NAME, folder)[NAME]
-    return cells
+def run_times(options: argparse.Namespace) -> None:
+    """Run the part "time", the short limits first."""
+    for budget in options.budget:
+        for name in options.model:
+            cell = run_time(name, budget, options.models)
+            if options.quick:
+                print(f"{name}, {budget}: {json.dumps({k: v for k, v in cell.items() if k != 'run'})}", flush=True)
+            else:
+                store_cell(NAME, PART, f"{name}, {budget}", cell, to_markdown=to_markdown, folder=options.out)
 
 
 if __name__ == "__main__":

@@ -63,8 +63,8 @@ class Elsewhere(nn.Module):
 
 
 def run(model, threat="linf:0.1", **options):
-    settings = {"n": 20, "budgets": 2, "budget": "quick", "progress": False, **options}
-    return hf.audit(model, "mnist-mini", threat, **settings)
+    settings = {"data": "mnist-mini", "n": 20, "budgets": 2, "budget": "quick", "progress": False, **options}
+    return hf.audit(model, threat=threat, **settings)
 
 
 def printed(result):
@@ -129,7 +129,9 @@ def test_a_model_without_gradients_is_attacked_by_queries_and_the_audit_says_so(
 
 def test_decisions_alone_are_enough_to_break_some(net):
     """Neither gradients, nor a part to look into, nor logits: a stand-in and a walk along the boundary are left."""
-    result = run(Elsewhere(net, lambda z: one_hot(z.argmax(1), 10).float()), budgets=1, budget="standard", n=15)
+    test = hf.load_data("mnist-mini").test[:15]
+    hidden = Elsewhere(net, lambda z: one_hot(z.argmax(1), 10).float())
+    result = run(hidden, data=(test.x, test.y), budgets=1, budget="standard")
     broken = {record.broken_by for record in result.records if record.broken}
     assert result.attacked[-1] < result.clean - 0.3
     assert broken & {"substitute", "hopskipjump"}
@@ -201,14 +203,14 @@ def test_a_random_model_is_attacked_over_its_draws_and_the_audit_says_so(net, ki
 def test_examples_of_a_random_model_are_no_luck(net):
     """A thousand other draws agree: with most examples, with the clean answers, and with the class of the example."""
     result = run(Then(net, NOISY["noise"]), n=30, budgets=1)
-    data = hf.load_data("mnist-mini").test
-    prediction = mean_prediction(Then(net, NOISY["noise"]), data.x[:30], 1000, seed=77).argmax(1)
-    assert sum(int(prediction[r.position]) == r.prediction for r in result.records) >= 29
+    data, by_position = hf.load_data("mnist-mini").test, {record.position: record for record in result.records}
+    prediction = mean_prediction(Then(net, NOISY["noise"]), data.x[list(by_position)], 1000, seed=77).argmax(1)
+    assert sum(a == r.prediction for a, r in zip(prediction.tolist(), result.records, strict=True)) >= 29
     found = [example for example in result.examples if example.x_adv is not None]
     assert len(found) > 8
     x_adv = torch.stack([torch.tensor(example.x_adv) for example in found])
     seen = mean_prediction(Then(net, NOISY["noise"]), x_adv, 1000, seed=77).argmax(1).tolist()
-    records = [result.records[example.position] for example in found]
+    records = [by_position[example.position] for example in found]
     assert sum(a == r.prediction_adv != r.label for a, r in zip(seen, records, strict=True)) >= len(found) - 1
 
 
@@ -252,13 +254,13 @@ def test_a_killed_audit_of_a_random_model_goes_on_to_the_same_end(net, tmp_path,
 def test_a_random_model_without_useful_gradients_and_a_random_one_under_patches(net, monkeypatch):
     noisy = Elsewhere(net)
     noisy.ask = Then(net, NOISY["noise"]).__call__
-    result = run(noisy, n=8, budgets=1)
+    result = run(noisy, n=4, budgets=1)
     assert [step["method"] for step in result.settings["steps"]] == ["cascade"]
     assert result.attacked[-1] < result.clean
     assert len(result.notes) == 2
     flat = Then(net, NOISY["noise"], lambda z: one_hot(z.argmax(1), 10) + 0 * z)
     monkeypatch.setitem(autoattack.VERSIONS, "rand", [])  # averages of gradients that are zero
-    result = run(flat, n=8, budgets=1)
+    result = run(flat, n=4, budgets=1)
     assert [step["method"] for step in result.settings["steps"]][-1] == "cascade"
     assert result.attacked[-1] < result.clean
     patches = run(Then(net, NOISY["noise"]), "patch:8x8", n=3, budgets=1, budget="quick")

@@ -87,14 +87,14 @@ def test_kill_between_attack_and_indicators(tmp_path, calls, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(evidence, "indicators", kill)
+        context.setattr(evidence, "probe", kill)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path)
     calls.clear()
     resumed = run(tmp_path)
     assert calls == []
     assert resumed.trust == whole.trust
-    monkeypatch.setattr(evidence, "indicators", kill)
+    monkeypatch.setattr(evidence, "probe", kill)
     again = run(tmp_path)
     assert again.trust == whole.trust
     assert again.seconds == resumed.seconds

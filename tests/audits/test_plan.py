@@ -46,7 +46,7 @@ def test_several_threats_make_one_bracket_each(task, tmp_path):
             assert record.broken is None or (record.certified or 0.0) <= record.broken
     assert any(bracket.certified[0] > 0 for bracket in result.brackets)
     assert any(bracket.attacked[-1] < bracket.clean for bracket in result.brackets)
-    assert result.headline.count(" at ") == len(THREATS)
+    assert result.headline.count(" when ") == len(THREATS)
     alone = hf.audit(model, (x, y), "l2:0.2", budgets=2, budget="quick", progress=False)
     assert alone.records == result.brackets[1].records
     again = hf.audit(model, (x, y), THREATS, budgets=2, budget="quick", out=tmp_path / "run", progress=False)
@@ -115,7 +115,7 @@ def test_plans_go_from_cheap_to_costly_and_can_be_replaced():
             assert "attack" in stages
     assert [s.method for s in make_plan("standard", certify=None).steps if s.fits(hf.L2(1.0))] == ["pgd", "cascade"]
     named = make_plan("standard", attack="fgsm")
-    assert [s.method for s in named.steps if s.fits(hf.L2(1.0))] == ["auto", "fgsm", "auto"]
+    assert [s.method for s in named.steps if s.fits(hf.L2(1.0))] == ["auto", "fgsm", "auto", "beta-crown"]
     assert make_plan("quick", attack_options={"steps": 3}).steps[-1] == Step("attack", "cascade", {"steps": 3})
     assert make_plan("quick", certify="auto", certify_options={"tight": True}).steps[0].options == {"tight": True}
     assert make_plan(90).seconds == make_plan("90s").seconds == make_plan("1.5m").seconds == 90.0
@@ -126,10 +126,12 @@ def test_plans_go_from_cheap_to_costly_and_can_be_replaced():
 def test_linear_bounds_are_left_out_where_the_network_is_too_large(task, monkeypatch):
     model, x, y = task
     assert hidden_values(model, x[:1]) == 12
-    monkeypatch.setattr(import_module("holdfast.audits.schedule"), "LARGEST", 11)
+    monkeypatch.setattr(import_module("holdfast.audits.schedule"), "hidden_values", lambda model, x: 100_001)
     result = hf.audit(model, (x, y), "linf:0.08", budgets=1, progress=False)
-    (text,) = result.brackets[0].skipped
-    assert text.startswith("certify auto: the network has 12 hidden values, and linear bounds pay up to 11")
+    text, *others = result.brackets[0].skipped
+    assert text.startswith("certify auto: the network has 100,001 hidden values, and linear bounds pay up to 100,000")
+    assert [other.partition(",")[0] for other in others] == ["certify beta-crown: the network has 100"]
+    assert "a search can end up to 20,000; `certify='beta-crown'` tries it all the same" in others[0]
     assert result.levels[-1].certified > 0, "what costs less is still run"
     step = Step("certify", "auto", square=True)
     assert [step.at_once(hidden) for hidden in (0, 5_000, 10_000, 500_000)] == [100, 100, 25, 1]

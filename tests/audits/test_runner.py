@@ -14,6 +14,7 @@ import holdfast as hf
 from holdfast.audits import audit as full_audit
 from holdfast.audits import load_audit
 from holdfast.data import load_data
+from holdfast.data.draw import sample
 from holdfast.random import Noise
 from holdfast.results import AttackResult, CertifyResult
 
@@ -84,7 +85,10 @@ def test_bracket_of_a_network_is_ordered_and_falls(tmp_path):
     model.eval()
     result = audit(model, "mnist-mini", hf.Linf(0.02), n=40, out=tmp_path, name="small", budgets=4)
     assert result.inputs == 40
-    assert result.levels[0].attacked == int((model(data.test.x[:40]).argmax(1) == data.test.y[:40]).sum())
+    taken = sample("mnist-mini", 40)
+    assert [record.position for record in result.records] == taken.index.tolist()
+    assert (result.total, result.drawn) == (2000, "40 of 2,000, drawn by seed 0 with the classes balanced")
+    assert result.levels[0].attacked == int((model(taken.x).argmax(1) == taken.y).sum())
     for level in result.levels:
         assert level.certified <= level.attacked
     for smaller, larger in pairwise(result.levels):
@@ -97,8 +101,10 @@ def test_bracket_of_a_network_is_ordered_and_falls(tmp_path):
     broken = [example for example in result.examples if example.x_adv is not None]
     assert len(broken) == sum(bool(record.broken) for record in result.records)
     assert len(result.examples) == 40
+    by_position = {record.position: record for record in result.records}
     for example in broken:
-        record = result.records[example.position]
+        record = by_position[example.position]
+        assert np.array_equal(example.x, data.test.x[example.position].numpy())
         assert np.abs(example.x_adv - example.x).max() <= record.broken + 1e-6
         after = model(torch.from_numpy(example.x_adv.copy())[None]).argmax().item()
         assert after == record.prediction_adv != record.label
@@ -216,13 +222,13 @@ def test_indicators_are_about_the_attack_of_the_audit(monkeypatch):
     model = linear()
     x, y = points(model)
     monkeypatch.setattr(evidence, "PROBED", 20)
-    given, real = [], evidence.indicators
+    given, real = [], evidence.probe
 
     def spy(model, x, y, threat, result, *, seed):
         given.append((x, y, threat, result.success, seed))
         return real(model, x, y, threat, result, seed=seed)
 
-    monkeypatch.setattr(evidence, "indicators", spy)
+    monkeypatch.setattr(evidence, "probe", spy)
     result = audit(model, (x, y), hf.Linf(0.3), budgets=3, seed=5)
     ((x_probed, y_probed, threat, broken, seed),) = given
     right = [r for r in result.records if r.prediction == r.label][:20]
@@ -230,19 +236,31 @@ def test_indicators_are_about_the_attack_of_the_audit(monkeypatch):
     assert torch.equal(x_probed, x[positions])
     assert torch.equal(y_probed, y[positions])
     assert (threat, seed) == (hf.Linf(0.3), 5)
-    assert broken.tolist() == [r.broken is not None for r in right]
+    assert broken.tolist() == [r.broken_by == "pgd" for r in right]
     assert 0 < int(broken.sum()) < 20
     assert len({r.broken for r in right}) > 2, "choose a seed where inputs break at several budgets"
     assert [i.name for i in result.trust][:2] == ["loss-did-not-rise", "black-box-beats-white-box"]
     assert "trust" in result.seconds
 
 
-def test_an_attack_that_finds_nothing_is_unreliable():
+def test_an_attack_that_finds_nothing_is_unreliable_and_what_the_probes_break_counts(tmp_path):
     model = nn.Sequential(nn.Flatten(), linear(16)).eval()
     x, y = points(model, shape=(1, 4, 4))
-    result = audit(model, (x, y), hf.Linf(0.3), budgets=1, attack="fake-any", certify=None)
-    assert result.attacked == (result.clean,)
+    how = {"budgets": 2, "attack": "fake-any", "certify": None, "out": tmp_path}
+    result = audit(model, (x, y), hf.Linf(0.3), **how)
+    broken = [r for r in result.records if r.broken]
+    assert {r.broken_by for r in broken} == {"probe"}
+    assert result.attacked[-1] == pytest.approx(result.clean - len(broken) / len(x))
+    assert len(broken) > 5
+    for example in (e for e in result.examples if e.x_adv is not None):
+        record = result.records[example.position]
+        assert np.abs(example.x_adv - example.x).max() <= record.broken + 1e-6 <= 0.3 + 1e-5
+        after = int(model(torch.tensor(example.x_adv)[None]).argmax())
+        assert after == record.prediction_adv != record.label
     assert result.verdict.level == "unreliable"
+    assert not result.reliable
+    assert result.doubt.startswith("the attack is unreliable (fired: ")
+    assert audit(model, (x, y), hf.Linf(0.3), **how).records == result.records
     assert "black-box-beats-white-box" in result.verdict.reason
     assert "The attack is <strong>unreliable</strong>" in result.to_html()
 
@@ -353,7 +371,7 @@ def test_n_above_the_data_takes_all_and_train_split():
     model = linear(2, 2)
     assert audit(model, data, hf.Linf(0.01), n=10**9, budgets=1, certify=None).inputs == len(data.test)
     result = audit(model, data, hf.Linf(0.01), n=5, budgets=1, split="train")
-    assert [r.label for r in result.records] == data.train.y[:5].tolist()
+    assert [r.label for r in result.records] == sample(data, 5, split="train").y.tolist()
     assert result.data == "two-moons (train)"
 
 
@@ -404,9 +422,9 @@ def test_bad_inputs_are_refused():
         audit(model, (torch.where(torch.arange(40)[:, None] == 33, x + 2, x), y), threat, batch_size=10)
     with pytest.raises(hf.InputError, match="label 3 of input 33"):
         audit(model, (x, torch.where(torch.arange(40) == 33, 3, y)), threat, batch_size=10)
-    with pytest.raises(hf.InputError, match=r"dtype torch\.int64"):
+    with pytest.raises(hf.InputError, match="uint8 in 0 to 255 or float in"):
         audit(model, (x.long(), y), threat)
-    with pytest.raises(hf.InputError, match=r"two tensors \(x, y\), got \(list, Tensor\)"):
+    with pytest.raises(hf.InputError, match=r"a pair \(x, y\) of tensors or arrays.*got \(list, Tensor\)"):
         audit(model, (x.tolist(), y), threat)
     with pytest.raises(hf.InputError, match="unknown split 'validation'"):
         audit(model, load_data("two-moons"), threat, split="validation")

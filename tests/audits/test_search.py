@@ -26,7 +26,7 @@ class Oracle:
     def __init__(self, limits):
         self.limits, self.looks = limits, []
 
-    def run(self, key, step, side, wanted, until):
+    def run(self, key, step, side, wanted):
         self.looks += [(position, key.level) for position in wanted]
         return {position: self.outcome(step, side, position, key.level) for position in wanted}
 
@@ -101,8 +101,8 @@ def test_the_first_attack_also_looks_at_the_largest_level_that_is_proved():
 
 def test_inputs_without_time_are_counted_once():
     class Late(Oracle):
-        def run(self, key, step, side, wanted, until):
-            return super().run(key, step, side, wanted[:1], until)
+        def run(self, key, step, side, wanted):
+            return super().run(key, step, side, wanted[:1])
 
     side, job = side_of([3, 3, 3]), Late([3, 3, 3])
     assert search.certify(job, side, 1, FINE) == 2

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import holdfast as hf
-from holdfast.cli import main
+from holdfast.data.draw import sample
 
 module = import_module("holdfast.runs.attack_run")
 MOONS = ["--data", "two-moons", "--threat", "l2:0.05", "--method", "pgd", "--option", "steps=3"]
@@ -27,36 +27,6 @@ def means_classifier(name):
         layer.weight.copy_(means)
         layer.bias.copy_(-means.square().sum(1) / 2)
     return model
-
-
-@pytest.fixture
-def holdfast(monkeypatch, capsys, tmp_path):
-    """Runs the command line in this process and in an empty folder; returns exit code, output and error output."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "300")
-
-    def run(*args):
-        monkeypatch.setattr("sys.argv", ["holdfast", *map(str, args)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
-
-
-@pytest.fixture
-def refused(holdfast):
-    """Runs a command that must fail in one line; returns the message."""
-
-    def run(*args):
-        code, _, err = holdfast(*args)
-        assert code == 2, err
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-        return err
-
-    return run
 
 
 @pytest.fixture
@@ -87,7 +57,7 @@ def test_help_names_the_command_and_its_options(holdfast):
     assert "attack" in holdfast("--help")[1]
     code, out, _ = holdfast("attack", "--help")
     assert code == 0
-    for name in ("threat", "method", "option", "inputs", "seed", "out", "resume", "png", "minimum", "norm"):
+    for name in ("threat", "method", "option", "n", "quiet", "seed", "out", "resume", "png", "minimum", "norm"):
         assert f"--{name}" in out
 
 
@@ -106,7 +76,7 @@ def test_attack_prints_and_writes_what_it_found(holdfast, digits, tmp_path):
     ]
     code, out, err = holdfast(*run, "--inputs", 120, "--seed", 4, "--out", "run")
     assert (code, err) == (0, "")
-    data = hf.load_data("mnist-mini").test[:120]
+    data = sample("mnist-mini", 120, seed=4)
     want = hf.attack(hf.load_model(digits), data.x, data.y, hf.Linf(0.1), "pgd", seed=4, steps=5, loss="margin")
     clean, held = sum(name != "clean" for name in want.by), int((~want.success).sum())
     assert 0 < held < clean < 120
@@ -152,7 +122,7 @@ def test_minimum_gives_the_exact_distance_of_a_linear_model(holdfast, moons, tmp
         *("attack", moons, "--data", "two-moons", "--minimum", "--norm", norm, "--inputs", 40, "--out", "run")
     )
     assert code == 0
-    model, test = hf.load_model(moons), hf.load_data("two-moons").test[:40]
+    model, test = hf.load_model(moons), sample("two-moons", 40)
     layer = next(m for m in model.modules() if isinstance(m, torch.nn.Linear))
     w = (layer.weight[1] - layer.weight[0]).detach()
     logits = model(test.x).detach()
@@ -214,7 +184,7 @@ def test_png_writes_only_pictures_that_still_fool_the_model(holdfast, refused, d
     run = ["attack", digits, "--method", "fgsm", "--threat", "linf:0.1", "--inputs", 60, "--png"]
     code, out, _ = holdfast(*run, "--out", "run")
     assert code == 0
-    model, test = hf.load_model(digits), hf.load_data("mnist-mini").test[:60]
+    model, test = hf.load_model(digits), hf.load_data("mnist-mini").test
     files = sorted((tmp_path / "run" / "png").iterdir())
     lost = json.loads((tmp_path / "run" / "summary.json").read_text())["png"]
     broken = {int(row["index"]) for row in read_rows(tmp_path / "run") if row["by"] == "fgsm"}

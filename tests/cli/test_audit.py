@@ -1,11 +1,14 @@
 """`holdfast audit` with several threats, a plan, groups, and an exit code for continuous integration."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 import holdfast as hf
 from holdfast.cli import main
+from holdfast.cli.audit import audit_folder
+from holdfast.data.draw import sample
 
 
 @pytest.fixture
@@ -27,15 +30,17 @@ def holdfast(monkeypatch, capsys, tmp_path):
 
 
 def test_threats_plan_and_groups(holdfast, tmp_path):
-    (tmp_path / "about.csv").write_text("id,writer\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(20)))
+    (tmp_path / "about.csv").write_text("id,writer\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(2000)))
     code, out, _ = holdfast("--threat", "linf:0.01", "--threat", "l2:0.1", "--group", "about.csv:writer")
     assert code == 0
-    assert "hold at linf:0.01" in out
-    assert "hold at l2:0.1" in out
+    assert "every pixel may change by up to 0.01" in " ".join(out.split())
+    assert "Euclidean distance of up to 0.1" in " ".join(out.split())
     body = json.loads((tmp_path / "run" / "audit.json").read_text())
     assert [bracket["threat"] for bracket in body["brackets"]] == ["linf:0.01", "l2:0.1"]
     assert body["settings"]["plan"] == "quick"
-    assert body["groups"] == {"writer": ["a", "b"] * 6}
+    assert body["groups"] == {"writer": ["ab"[i % 2] for i in sample("mnist-mini", 12).index.tolist()]}
+    assert body["drawn"] == "12 of 2,000, drawn by seed 0 with the classes balanced"
+    assert "12 of 2,000, drawn by seed 0" in " ".join(out.split())
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {"results.csv", "badge.svg", "model-card.md"}
 
 
@@ -63,7 +68,7 @@ def test_fail_under_is_an_exit_code(holdfast):
         (["--group", "about.csv:writer"], "'writer' has 1 values for 12"),
         (["--threat", "linf:0.1", "--threat", "linf:0.1"], "is given twice"),
         (["--engine", "spark"], "engine must be 'local' or 'ray'"),
-        (["--address", "here:1"], "address goes with engine='ray'"),
+        (["--address", "here:1"], "address goes with --engine ray"),
     ],
 )
 def test_bad_options_are_refused_in_a_line(holdfast, tmp_path, options, message):
@@ -73,3 +78,24 @@ def test_bad_options_are_refused_in_a_line(holdfast, tmp_path, options, message)
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_the_default_folder_is_another_one_for_another_audit():
+    usual = (Path("a/model.safetensors"), "mnist", ["linf:8/255"], "standard", 500, (None, None))
+    others = [
+        (Path("b/model.safetensors"), *usual[1:]),
+        (Path("a/weights.pt"), *usual[1:]),
+        (Path("b/weights.pt"), *usual[1:]),
+        (usual[0], "photos/", *usual[2:]),
+        (*usual[:2], ["linf:2/255"], *usual[3:]),
+        (*usual[:2], ["linf:8/255", "l2:1"], *usual[3:]),
+        (*usual[:3], "quick", 500, (None, None)),
+        (*usual[:4], 100, (None, None)),
+        (*usual[:5], (0.25, None)),
+        (*usual[:5], (0.5, None)),
+    ]
+    found = [str(audit_folder(*case)) for case in (usual, *others)]
+    assert found[0] == "runs/audit-a-mnist-linf-8_255-standard-500"
+    assert len(set(found)) == len(found)
+    assert found == [str(audit_folder(*case)) for case in (usual, *others)]  # so that a killed audit goes on
+    assert all(name.count("/") == 1 for name in found)

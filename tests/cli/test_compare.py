@@ -5,40 +5,14 @@ import json
 import pytest
 
 import holdfast as hf
-from holdfast.cli import main
 from holdfast.utils.files import write_json
 
 TINY = {"epochs": 1, "validation": 0.95, "evaluate.count": 20, "evaluate.attack_steps": 2, "model.name": "linear"}
 
 
 @pytest.fixture
-def holdfast(monkeypatch, capsys, tmp_path):
-    """Runs the command line in this process and in an empty folder; returns exit code, output and error output."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*args):
-        monkeypatch.setattr("sys.argv", ["holdfast", *map(str, args)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
-
-
-@pytest.fixture
-def refused(holdfast):
-    """Runs a command that must fail in one line; returns the message."""
-
-    def run(*args):
-        code, _, err = holdfast(*args)
-        assert code == 2, err
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-        return err
-
-    return run
+def columns():
+    return 80
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +28,7 @@ def test_help_names_the_command_and_its_options(holdfast):
     assert "compare" in holdfast("--help")[1]
     code, out, _ = holdfast("compare", "--help")
     assert code == 0
-    for name in ("inputs", "out", "data", "threat", "attack", "force"):
+    for name in ("n", "out", "data", "threat", "attack", "force"):
         assert f"--{name}" in out
 
 
@@ -80,7 +54,9 @@ def test_compare_prints_the_table_and_writes_the_files(holdfast, trained, tmp_pa
 def test_another_comparison_needs_force_or_another_folder(holdfast, refused, trained):
     run = ["compare", *trained, "--attack", "none", "--out", "both"]
     assert holdfast(*run, "--inputs", 10)[0] == 0
-    assert "'both' already holds another comparison (other settings: data, inputs)" in refused(*run, "--inputs", 12)
+    assert "'both' already holds another comparison (other settings: data, inputs, drawn)" in refused(
+        *run, "--inputs", 12
+    )
     code, out, _ = holdfast(*run, "--inputs", 12, "--force")
     assert code == 0
     assert "Accuracy on 12 test inputs" in out

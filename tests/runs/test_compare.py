@@ -14,6 +14,7 @@ from scipy.stats import binom
 
 import holdfast as hf
 from holdfast.data import Dataset
+from holdfast.data.draw import sample
 from holdfast.runs.compare import compare, default_folder
 from holdfast.runs.compare_plot import FILES, Score
 from holdfast.runs.finished import Run, best_epoch, method_text
@@ -72,7 +73,7 @@ def quick(runs, **options):
 
 def exact(model, inputs):
     """Inputs that a linear model classifies right, unchanged and at the worst corner of the threat."""
-    test = hf.load_data("two-moons").test[:inputs]
+    test = sample("two-moons", inputs)
     layer = next(m for m in model.modules() if isinstance(m, torch.nn.Linear))
     toward = layer.weight[1 - test.y] - layer.weight[test.y]
     worst = (test.x + EPS * toward.sign()).clamp(0, 1)
@@ -162,7 +163,7 @@ def test_a_real_run_agrees_with_its_own_checkpoint(tmp_path):
     assert rows[1].seconds == pytest.approx(sum(epoch["seconds"] for epoch in trained.history))
     robust = [epoch["validation_robust"] for epoch in trained.history]
     assert rows[1].robust_gap == pytest.approx(max(robust) - robust[-1])
-    test = hf.load_data("mnist-mini").test[:20]
+    test = sample("mnist-mini", 20)
     held = ~hf.attack(trained.model, test.x, test.y, hf.Linf(0.1), "pgd", steps=40).success
     assert rows[1].scores["pgd"].right == int(held.sum())
 
@@ -301,6 +302,26 @@ def test_every_output_holds_every_number(runs):
     assert "highest minus last" in note
     assert "cascade" in header
     assert "cascade" not in quick(runs).to_markdown()
+
+
+def test_a_notebook_a_frame_and_a_paper_get_the_same_numbers(runs):
+    result = quick(runs)
+    clean, attacked = (f"{100 * result.rows[1].scores[key].accuracy:.1f}" for key in ("clean", "pgd"))
+    first, *rows = repr(result).splitlines()
+    assert first == f"Comparison: {result.heading}"
+    assert [row.split()[0] for row in rows] == ["first", "second"]
+    assert rows[1] == f"  second  clean {clean} %, PGD-40 {attacked} %"
+    assert str(result.plot()) == result.to_svg()
+    page = result._repr_html_()
+    assert page.startswith("<img ")
+    assert f"<td>{clean} % (" in page
+    latex = result.to_latex()
+    assert rf"second & at & {clean} \% (" in latex
+    assert latex.count(r"\\") == 3
+    frame = result.to_pandas()
+    table = list(csv.DictReader(io.StringIO(result.to_csv())))
+    assert list(frame.columns) == list(table[0])
+    assert [str(value) for value in frame["pgd_low"]] == [row["pgd_low"] for row in table]
 
 
 def test_the_plot_is_sound_and_speaks(tmp_path):

@@ -11,6 +11,12 @@ REPORT = """<!doctype html><html lang="en"><head><title>Report of first</title>
 <style>h1 { color: #0068a8 }</style></head><body><main><h1>Report of first</h1><p id="p">static</p></main>
 <script>document.getElementById("p").textContent = "script ran"</script></body></html>"""
 
+HISTORY = """epoch,learning_rate,train_loss,train_accuracy,validation_clean,validation_robust,validation_certified
+1,0.1,2.0,0.5,0.5,0.1,0.0
+2,0.1,1.0,0.75,0.7,0.3,0.2
+3,0.01,0.5,0.9,0.8,0.4,0.25
+"""
+
 
 def progress(**changes):
     bracket = {"threat": "linf:0.1", "budget": 0.1, "inputs": 200, "clean": 190, "certified": 120, "attacked": 150}
@@ -66,6 +72,7 @@ def fill(runs):
     (runs / "link").symlink_to(outside)
     trained = runs / "trained"
     write(trained / "run.json", {"data": "mnist-mini"})
+    write(trained / "history.csv", HISTORY)
     hf.save_model(small_model(), trained / "model.safetensors")
     write(runs / "elsewhere" / "run.json", {"data": os.fspath(outside)})
     hf.save_model(small_model(), runs / "elsewhere" / "model.safetensors")

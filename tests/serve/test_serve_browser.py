@@ -104,6 +104,26 @@ def test_a_live_run_moves(site, folder, page):
     expect(page.locator("#status")).to_have_text("group/live: finished")
 
 
+@pytest.mark.parametrize("width", [390, 1000])
+def test_a_training_run_shows_its_curves(site, page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(site)
+    card = page.locator("article", has=page.get_by_role("heading", name="trained", exact=True))
+    expect(card.locator("figure.curves svg")).to_have_count(2)
+    label = card.locator("svg").first.get_attribute("aria-label")
+    assert label == (
+        "Accuracy over epochs 1 to 3; at the end: training 90 %, validation, clean 80 %, "
+        "validation, under attack 40 %, validation, certified 25 %"
+    )
+    points = card.locator("polyline.certified").get_attribute("points").split()
+    heights = [float(point.split(",")[1]) for point in points]
+    assert len(points) == 3
+    assert heights[0] > heights[1] > heights[2]  # it rises
+    expect(card.locator("figcaption").nth(1)).to_contain_text("training loss 0.5")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("article", has=page.get_by_role("heading", name="first")).locator("svg").count() == 0
+
+
 def test_a_report_opens_with_its_script_and_no_access(site, page):
     page.goto(site)
     link = page.locator("article", has=page.get_by_role("heading", name="first")).get_by_text("Open the report")

@@ -1,12 +1,16 @@
 """The bracket of one threat: what is proved and what is broken, for each input and for all of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from holdfast.attacks.core.indicators import Indicator, Verdict, verdict
-from holdfast.audits.rows import Example
+from holdfast.audits.rows import Example, Ran
+from holdfast.audits.words import condition, counted, parts_of, share
 from holdfast.utils.intervals import clopper_pearson
+from holdfast.utils.png import is_picture
+from holdfast.utils.show import Svg
+from holdfast.utils.show import percent as percent
 
 DOUBTS = {"reliable": "", "suspicious": "the attack may be unreliable", "unreliable": "the attack is unreliable"}
 """What a headline says of each verdict."""
@@ -60,6 +64,12 @@ class Level:
     attacked: int
 
     @property
+    def size(self) -> str:
+        """The budget as it was written; a share of the largest one where it has no text of its own, as in a box."""
+        size = parts_of(self.threat).size
+        return size if size and not size.startswith("[") else f"{self.budget:.4g}"
+
+    @property
     def certified_accuracy(self) -> float:
         """Share of inputs proved to hold."""
         return self.certified / self.inputs
@@ -100,7 +110,7 @@ class Group:
     largest: Level
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bracket:
     """One threat of an audit.
 
@@ -115,6 +125,8 @@ class Bracket:
         skipped: what was not done and why, a sentence each.
         proved: whether any certificate was run.
         examples: adversarial examples, the smallest first.
+        steps: what each step did, in the order of the plan; empty for audits of version 0.1.0.
+        reach: budget below all audited ones at which half of a few inputs are proved; None where it was not looked for.
     """
 
     threat: str
@@ -127,6 +139,15 @@ class Bracket:
     skipped: tuple[str, ...] = ()
     proved: bool = True
     examples: tuple[Example, ...] = field(default=(), repr=False)
+    steps: tuple[Ran, ...] = ()
+    reach: float | None = None
+
+    @property
+    def half(self) -> float | None:
+        """Largest budget known at which half of the inputs that are classified right are proved; None if none is."""
+        radii = sorted((r.certified for r in self.records if r.certified is not None), reverse=True)
+        median = radii[(len(radii) - 1) // 2] if radii else 0.0
+        return median or self.reach
 
     @property
     def inputs(self) -> int:
@@ -160,18 +181,41 @@ class Bracket:
         return verdict(self.trust) if self.trust else None
 
     @property
+    def nothing_proved(self) -> bool:
+        """Whether certificates were run and none of them proved anything at the largest budget, where inputs held."""
+        return self.proved and self.levels[-1].certified == 0 < self.levels[-1].attacked
+
+    @property
+    def exact(self) -> bool:
+        """Whether every input is proved or broken at the largest budget: both ends of the bracket are the truth."""
+        return self.proved and self.levels[-1].certified == self.levels[-1].attacked
+
+    @property
     def answer(self) -> str:
         """The bracket at the largest budget in a few words."""
         last = self.levels[-1]
-        low, high = percent(last.certified_accuracy), percent(last.attacked_accuracy)
-        if not self.proved:
+        low, high = share(last.certified_accuracy), share(last.attacked_accuracy)
+        if not self.proved or self.nothing_proved:
             return f"at most {high}"
-        return f"exactly {high}" if last.certified == last.attacked else f"between {low} and {high}"
+        return f"exactly {high}" if self.exact else f"between {low} and {high}"
+
+    @property
+    def noun(self) -> str:
+        """What the inputs are."""
+        return "images" if self.examples and is_picture(self.examples[0].x.shape) else "inputs"
+
+    @property
+    def condition(self) -> str:
+        """What the adversary may do at the largest budget, as the end of a sentence."""
+        return condition(self.threat, images=self.noun == "images")
 
     @property
     def doubt(self) -> str:
-        """What is to be said about the attack; empty where there is no sign against it, or where it was not probed."""
-        return DOUBTS[self.verdict.level] if self.verdict else ""
+        """What is to be said about the attack; empty where there is no sign against it, or it was not probed.
+
+        An exact answer does not depend on how strong the attack was, so that there is nothing to doubt.
+        """
+        return DOUBTS[self.verdict.level] if self.verdict and not self.exact else ""
 
     @property
     def unprovable(self) -> str:
@@ -181,16 +225,26 @@ class Bracket:
 
     @property
     def caveat(self) -> str:
-        """What the headline says where no certificate was run, with the reason if one holds for all of them."""
+        """What the headline says where nothing is proved, with the reason if one holds for all certificates."""
         if self.proved:
-            return ""
+            return "nothing is proved" if self.nothing_proved else ""
         return "no certificate was run" + (f": {self.unprovable}" if self.unprovable else "")
 
     @property
     def headline(self) -> str:
         """The verdict in one sentence."""
-        parts = [f"{_capital(self.answer)} of {self.inputs} inputs hold at {self.threat}", self.caveat, self.doubt]
-        return f"{'; '.join(filter(None, parts))}."
+        return self.sentence(self.noun)
+
+    def sentence(self, noun: str) -> str:
+        """The verdict in one sentence that calls the inputs `noun`."""
+        answer = f"{self.answer} of the {counted(self.inputs, noun)} keep their label {self.condition}"
+        return f"{_capital('; '.join(filter(None, (answer, self.caveat, self.doubt))))}."
+
+    def placed(self, index: Sequence[int]) -> "Bracket":
+        """The same bracket with other positions: input i is at `index[i]` in the data."""
+        records = tuple(replace(record, position=index[record.position]) for record in self.records)
+        examples = tuple(replace(example, position=index[example.position]) for example in self.examples)
+        return replace(self, records=records, examples=examples)
 
     def by(self, values: Sequence[str]) -> tuple[Group, ...]:
         """The groups that share a value, in the order of the values; `values` holds one for each record."""
@@ -202,6 +256,16 @@ class Bracket:
             for value in sorted(members)
         )
 
+    def __repr__(self) -> str:
+        return f"Bracket: {self.headline}"
+
+    def plot(self) -> Svg:
+        """Draw both ends of the bracket against the budget."""
+        # Imported here because the picture is built on this file.
+        from holdfast.audits.report.notebook import picture
+
+        return picture(self)
+
     def to_dict(self) -> dict[str, Any]:
         """All but the pictures, as values for JSON."""
         derived = ("certified_accuracy", "certified_interval", "attacked_accuracy", "attacked_interval")
@@ -212,26 +276,20 @@ class Bracket:
             "valid_range": self.valid_range,
             "headline": self.headline,
             "proved": self.proved,
+            "exact": self.exact,
             "levels": [asdict(level) | {key: getattr(level, key) for key in derived} for level in self.levels],
             "verdict": self.verdict and self.verdict._asdict(),
             "trust": [asdict(indicator) for indicator in self.trust],
             "skipped": self.skipped,
             "seconds": dict(self.seconds),
+            "steps": [asdict(step) for step in self.steps],
+            "reach": self.reach,
             "records": [asdict(record) for record in self.records],
         }
 
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def percent(share: float) -> str:
-    """Share as text.
-
-    >>> percent(0.7125)
-    '71.2 %'
-    """
-    return f"{100 * share:.1f} %"
 
 
 def interval_text(interval: tuple[float, float]) -> str:

@@ -14,7 +14,7 @@ from holdfast.audits.inputs import exact_text, to_model
 from holdfast.audits.plan import NO_PROOF, Plan, check_plan, make_plan
 from holdfast.certificates import Smoothed
 from holdfast.checks import check_inputs, check_labels, check_precision, check_task
-from holdfast.errors import InputError, UnsupportedError
+from holdfast.errors import InputError, UnsupportedError, argument, either
 from holdfast.registry import get
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
@@ -36,6 +36,7 @@ class Case:
         skipped: why no certificate is run, if one was asked for and none can be.
         settings: what the report and the fingerprint say of the run.
         hashes: sha256 of the model and of the data.
+        drawn: how the inputs were chosen, in words; None if the run began with version 0.1.0, which did not say.
     """
 
     threats: tuple[Threat, ...]
@@ -46,6 +47,7 @@ class Case:
     skipped: tuple[str, ...]
     settings: dict[str, Any]
     hashes: dict[str, str]
+    drawn: str | None
 
     @property
     def alpha(self) -> float | None:
@@ -57,7 +59,8 @@ class Case:
         """All that decides the results."""
         texts = [exact_text(threat) for threat in self.threats]
         about = {"threats": texts, "finer": self.plan.finer, "holdfast": version("holdfast")}
-        return {**self.hashes, **about, **self.settings}
+        drawn = {} if self.drawn is None else {"drawn": self.drawn}
+        return {**self.hashes, **about, **self.settings, **drawn}
 
 
 def make_case(
@@ -74,6 +77,7 @@ def make_case(
     certify_options: Mapping[str, Any] | None,
     seed: int,
     batch_size: int,
+    drawn: str | None,
 ) -> Case:
     """Check what `audit` is given, find out the nature of the model and make the plan for it."""
     _check_smoothing(model, certify)
@@ -91,7 +95,7 @@ def make_case(
         certify = "smoothing" if certify == "auto" else certify
         attack = attack or ("square" if nature.gradients == "none" else "pgd")
     how = {"attack_options": attack_options, "certify_options": certify_options}
-    plan = make_plan(budget, nature=nature, attack=attack, certify=certify, **how)
+    plan = make_plan(budget, nature=nature, attack=attack, certify=certify, earlier=drawn is None, **how)
     if unprovable:
         plan = replace(plan, steps=tuple(step for step in plan.steps if step.stage == "attack"))
     named = {method for method in (attack, certify) if method is not None}
@@ -110,7 +114,7 @@ def make_case(
     }
     hashes = {"model": hash_model(model), "data": hash_tensors({"x": x, "y": y})}
     provable = certify is not None and not skipped
-    return Case(threats, nature, plan, named, provable, tuple(skipped), settings, hashes)
+    return Case(threats, nature, plan, named, provable, tuple(skipped), settings, hashes, drawn)
 
 
 def read_threats(threat: Threat | str | Sequence[Threat | str]) -> tuple[Threat, ...]:
@@ -131,8 +135,9 @@ def read_threats(threat: Threat | str | Sequence[Threat | str]) -> tuple[Threat,
 def _check_smoothing(model: nn.Module, certify: str | None) -> None:
     if certify is not None and get("certify", certify).smoothed and not isinstance(model, Smoothed):
         raise InputError(
-            f"certify='{certify}' proves something about a smoothed classifier, and an attack on the model itself "
-            "does not test it; audit hf.Smoothed(model, sigma), with certify='smoothing'"
+            f"{argument('certify', certify)} proves something about a smoothed classifier, and an attack on the "
+            f"model itself does not test it; audit {either('hf.Smoothed(model, sigma)', 'with --sigma')}, with "
+            f"{argument('certify', 'smoothing')}"
         )
 
 
@@ -142,7 +147,9 @@ def _unprovable(x: Tensor, certify: str | None) -> str:
         check_precision(x)
     except UnsupportedError as error:
         if certify not in (None, "auto"):
-            raise UnsupportedError(f"{error} An audit with certify=None runs the attacks only.") from error
+            raise UnsupportedError(
+                f"{error} An audit with {argument('certify', None)} runs the attacks only."
+            ) from error
         return "" if certify is None else str(error)
     return ""
 

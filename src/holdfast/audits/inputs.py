@@ -1,4 +1,4 @@
-"""What a run is given, in the form that its files need: inputs, and texts that identify threat and machine."""
+"""What a run is given, in the form that its files need: tensors, and texts that identify threat and machine."""
 
 import platform
 from importlib.metadata import version
@@ -8,26 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from holdfast.data import Dataset, load_data
-from holdfast.errors import InputError, did_you_mean
 from holdfast.threats import Box, Threat
 from holdfast.utils.hashes import hash_tensors
-
-
-def inputs_of(
-    data: Dataset | str | tuple[Tensor, Tensor], split: str, n: int
-) -> tuple[str, tuple[str, ...], Tensor, Tensor]:
-    """Description, class names, and the first n inputs and labels."""
-    if isinstance(data, tuple):
-        if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-            kinds = ", ".join(type(part).__name__ for part in data)
-            raise InputError(f"data must be a data set, its name, or two tensors (x, y), got ({kinds})")
-        return "tensors", (), data[0][:n], data[1][:n]
-    dataset = load_data(data) if isinstance(data, str) else data
-    if split not in ("train", "test"):
-        raise InputError(f"unknown split '{split}'. " + did_you_mean(split, ("train", "test")))
-    part = getattr(dataset, split)
-    return f"{dataset.name} ({split})", tuple(str(c) for c in dataset.classes), part.x[:n], part.y[:n]
 
 
 def to_model(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +26,8 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
 
 def exact_text(threat: Threat) -> str:
     """Text that differs whenever the threat does; the plain text of a Box only describes it."""
-    return f"{threat} {hash_tensors({'radius': threat.radius})}" if isinstance(threat, Box) else str(threat)
+    radius = f" {hash_tensors({'radius': threat.radius})}" if isinstance(threat, Box) else ""
+    return f"{threat.canonical}{radius}"
 
 
 def versions_of(model: nn.Module) -> dict[str, str]:

@@ -1,11 +1,10 @@
 """One audit under way: cuts a step into tasks, has them done, and stores what comes back."""
 
-import math
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import Progress
@@ -16,12 +15,14 @@ from holdfast.audits.engine import Engine
 from holdfast.audits.inputs import to_model
 from holdfast.audits.live import Live
 from holdfast.audits.plan import Step
-from holdfast.audits.rows import Key, Outcome
+from holdfast.audits.rows import Example, Key, Outcome
 from holdfast.audits.side import Side
-from holdfast.audits.store import Store
-from holdfast.audits.task import Found, Task
+from holdfast.audits.store import NUMBER, Store
+from holdfast.audits.task import Stage, Task
 from holdfast.errors import SoundnessError
 from holdfast.registry import get
+from holdfast.utils import clock
+from holdfast.utils.progress import Searched, heard_by
 from holdfast.utils.resume import save_arrays
 
 LEARNED = 250  # inputs that an attack may learn from: a few seconds for a small network
@@ -67,40 +68,46 @@ class Job:
         """Inputs and labels at these positions, where the model is and in its dtype."""
         return to_model(self.model, self.x[index], self.y[index])
 
-    def run(
-        self, key: Key, step: Step | None, side: Side, wanted: list[int], until: float = math.inf
-    ) -> dict[int, Outcome]:
+    def run(self, key: Key, step: Step | None, side: Side, wanted: list[int]) -> dict[int, Outcome]:
         """Do one step at one level for the wanted inputs that are not stored yet; return all their stored outcomes.
 
-        None as the step classifies the unchanged inputs. No batch is begun that would not end at `until`, going by the
-        one before.
+        None as the step classifies the unchanged inputs. No batch is begun after the deadline.
         """
         todo = self._batches(step, wanted, self.store.outcomes(key))
-        name = "clean" if step is None else step.name
+        name, row = ("clean", "clean") if step is None else (step.name, f"{step.name}{NUMBER}{key.step}")
         text = f"{name} {side.levels[key.level - 1]}" if key.level else name
         done = len(wanted) - sum(map(len, todo))
         bar = self.bars.add_task(text, total=len(wanted), completed=done)
-        last, mark = 0.0, time.perf_counter()
+        mark = clock.now()
 
         def tasks() -> Iterator[Task]:
             for positions in todo:
-                if time.perf_counter() + last > until:
+                if clock.over():
                     return
                 yield self._task(step, side, key.level, torch.tensor(positions))
 
-        for _, found in self.engine(self.model, tasks()):
-            for outcome in found.outcomes:
-                side.note(step.stage if step else "clean", outcome)
-                if side.contradicted(outcome.position):
-                    raise self._unsound(side, outcome.position, found)
-            now = time.perf_counter()
-            last, wall, mark = found.seconds, min(found.seconds, now - mark), now
-            self.store.add(key, name, found.outcomes, found.examples, seconds=found.seconds, wall=wall)
-            done += len(found.outcomes)
-            self.bars.advance(bar, len(found.outcomes))
-            self.show(text, done, len(wanted))
+        def hear(state: Searched) -> None:
+            self.bars.update(bar, description=f"{text}, {state}")
+            self.show(f"{text}, {state}", done, len(wanted))
+
+        with heard_by(hear):
+            for _, found in self.engine(self.model, tasks()):
+                for outcome in found.outcomes:
+                    self.note(step.stage if step else "clean", side, outcome, found.examples)
+                now = clock.now()
+                wall, mark = min(found.seconds, now - mark), now
+                self.store.add(key, row, found.outcomes, found.examples, seconds=found.seconds, wall=wall)
+                done += len(found.outcomes)
+                self.bars.advance(bar, len(found.outcomes))
+                self.show(text, done, len(wanted))
         after = self.store.outcomes(key)
         return {position: after[position] for position in wanted if position in after}
+
+    def note(self, stage: Stage, side: Side, outcome: Outcome, examples: Sequence[Example] = ()) -> None:
+        """Take up what was found; stop with the evidence if it breaks what is proved."""
+        side.note(stage, outcome)
+        if side.contradicted(outcome.position):
+            raise self._unsound(side, outcome.position, examples)
 
     def show(self, step: str, done: int, total: int) -> None:
         """Tell whoever looks at the folder how far the run has come."""
@@ -128,14 +135,15 @@ class Job:
         if step.stage == "attack" and "data" in get("attack", step.method).options:
             options["data"] = self.take(torch.arange(min(LEARNED, len(self.x))))[0]
         size = side.sizes[level - 1]
-        return Task(step.stage, step.method, options, self.seed, threat, index, x, y, size, radii, self.draws)
+        how: dict[str, Any] = {"size": size, "radii": radii, "draws": self.draws, "seconds": clock.left()}
+        return Task(step.stage, step.method, options, self.seed, threat, index, x, y, **how)
 
-    def _unsound(self, side: Side, position: int, found: Found) -> SoundnessError:
+    def _unsound(self, side: Side, position: int, found: Sequence[Example]) -> SoundnessError:
         """The error for a certified input that was broken; puts the evidence into a file first."""
         (radius, certificate), outcome = side.proved[position], side.broken[position]
         folder = Path(tempfile.mkdtemp(prefix="holdfast-")) if self.folder is None else self.folder
         path = folder / f"soundness-{position}.npz"
-        examples = (*found.examples, *self.store.examples(side.number, [position]))
+        examples = (*found, *self.store.examples(side.number, [position]))
         arrays = next(({"x": e.x, "x_adv": e.x_adv} for e in examples if e.position == position), {})
         about = {"label": int(self.y[position]), "threat": str(side.threat), "certified": radius}
         try:

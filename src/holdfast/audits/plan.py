@@ -9,7 +9,7 @@ from typing import Any, Literal
 from holdfast.attacks import attack as run_attack
 from holdfast.attacks.core.nature import Nature
 from holdfast.certificates import certify as run_certify
-from holdfast.errors import InputError, UnsupportedError
+from holdfast.errors import InputError, UnsupportedError, argument
 from holdfast.registry import get, methods
 from holdfast.threats import Threat
 
@@ -17,7 +17,13 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _OURS = ("model", "x", "y", "threat", "method", "seed", "index", "sound", "data")
 LARGEST = 100_000  # hidden values of a network up to which linear bounds pay: about a quarter of a minute per input
 SMALL = 5_000  # hidden values at which they take a hundred inputs at a time; fewer for larger networks, for the memory
-HURRIED = 25  # most inputs at a time where time is short: the clock is looked at between batches
+PROGRAM = 20_000  # hidden values up to which a complete search can end: a program takes 500 unstable ones
+FEW = 12  # input values up to which splitting inputs pays
+GROUP = 8  # inputs of a complete search that are worked on, and stored, at a time
+SHORT, LONG, LONGEST = 2.0, 60.0, 600.0  # seconds for each input of a complete search
+AT_ONCE = (
+    5_000_000  # hidden values worked on at a time where time is short: one look of an attack takes a second or two
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Step:
         threats: run it for these only; empty for all that it handles.
         fine: look for radii on the finer grid.
         square: its cost grows with the square of the hidden values of a network, as the cost of linear bounds does.
+        largest: hidden values of a network up to which a step that is `square` pays.
+        widest: input values up to which it pays; None for any number.
     """
 
     stage: Literal["certify", "attack"]
@@ -41,6 +49,8 @@ class Step:
     threats: tuple[str, ...] = ()
     fine: bool = False
     square: bool = False
+    largest: int = LARGEST
+    widest: int | None = None
 
     def fits(self, threat: Threat) -> bool:
         """Whether it is run for the threat."""
@@ -52,6 +62,11 @@ class Step:
         return f"{self.stage} {self.method}"
 
     @property
+    def complete(self) -> bool:
+        """Whether it decides every input, given time: the largest budget and the most promising inputs come first."""
+        return self.stage == "certify" and get("certify", self.method).complete
+
+    @property
     def settles_all_levels(self) -> bool:
         """Whether one look at the largest level settles the smaller ones too: a certificate that samples does."""
         return self.stage == "certify" and "radii" in get("certify", self.method).options
@@ -59,7 +74,7 @@ class Step:
     def at_once(self, hidden: int) -> int | None:
         """Most inputs to give it at a time, for a network with `hidden` hidden values."""
         if not self.square:
-            return self.batch
+            return self.batch or (GROUP if self.complete else None)
         return min(self.batch or 100, max(1, int(100 * (SMALL / max(hidden, 1)) ** 2)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +104,12 @@ class Plan:
         return attacks[:1] == [number]
 
 
+def _search(method: str, seconds: float, **more: Any) -> Step:
+    """A complete search of so many seconds for each input."""
+    options = {"time_limit": seconds, **more.pop("options", {})}
+    return Step("certify", method, options, batch=GROUP, square=True, largest=PROGRAM, **more)
+
+
 _BALLS = ("linf", "l2", "l1", "box")
 _PROOFS = (
     Step("certify", "auto", {"tight": False}, threats=_BALLS, fine=True),
@@ -103,16 +124,19 @@ _CHEAP = (
 )
 _FULL = (
     *_CHEAP,
-    Step("certify", "auto", threats=_BALLS, square=True),
+    Step("certify", "auto", {"time_limit": 0.0}, threats=_BALLS, square=True),
     Step("attack", "cascade", threats=_BALLS),
     Step("attack", "patch-pgd", {"steps": 40, "restarts": 10, "probes": 256}),
     Step("attack", "sparse-rs", {"queries": 500}),
+    _search("input-split", SHORT, widest=FEW),
+    _search("beta-crown", SHORT, threats=_BALLS),
 )
 _COSTLY = (
     Step("attack", "cascade", threats=("patch", "sparse")),
-    Step("certify", "auto", threats=("patch", "sparse"), square=True),
-    Step("certify", "milp", {"time_limit": 20.0, "max_binaries": 500}, batch=4, square=True),
+    Step("certify", "auto", {"time_limit": 0.0}, threats=("patch", "sparse"), square=True),
     Step("attack", "autoattack"),
+    _search("milp", 20.0, options={"max_binaries": 500}),
+    _search("beta-crown", LONG, threats=_BALLS),
 )
 PLANS = {
     "quick": Plan(
@@ -169,8 +193,12 @@ def make_plan(
     certify: str | None = "auto",
     attack_options: Mapping[str, Any] | None = None,
     certify_options: Mapping[str, Any] | None = None,
+    earlier: bool = False,
 ) -> Plan:
-    """Make the plan of that name, or the thorough one with a time limit; a named method replaces the plan's own.
+    """Make the plan of that name, or one with a time limit; a named method replaces the plan's own.
+
+    A plan with a time limit is one list of steps, whatever the limit, and stops where the time ends: more time adds to
+    the answer and changes nothing before. It begins with the steps of "quick" and goes on with those of "thorough".
 
     A model that draws random numbers gets attacks that average over draws, and no certificate; a model without
     gradients gets attacks by queries; one with useless gradients gets some of these beside the others.
@@ -182,13 +210,14 @@ def make_plan(
         certify: run only this certificate; "auto" takes the certificates of the plan, None runs none.
         attack_options: options of the attack; with no attack named, only "cascade" is run.
         certify_options: options of the certificate; with no certificate named, only "auto" is run.
+        earlier: with a time limit, the steps in the order of version 0.1.0, for a run that it began.
 
     >>> make_plan("10m").seconds, [step.method for step in make_plan("quick", attack="fgsm", certify="ibp").steps]
     (600.0, ['ibp', 'fgsm'])
     """
     seconds = None if isinstance(budget, str) and budget in PLANS else _seconds(budget)
     plan = PLANS[str(budget)] if seconds is None else PLANS["thorough"]
-    fitting = _for_nature(plan, nature)
+    fitting = _for_nature(plan, nature) if seconds is None or earlier else _timed(nature)
     proofs = [step for step in fitting if step.stage == "certify"]
     attacks = [step for step in fitting if step.stage == "attack"]
     only = (attack is not None or bool(attack_options), certify != "auto" or bool(certify_options))
@@ -198,7 +227,8 @@ def make_plan(
     if only[1]:
         if nature.random and certify is not None:
             raise UnsupportedError(
-                f"certify='{certify}' cannot be run: {NO_PROOF}. certify=None runs only the attacks."
+                f"{argument('certify', certify)} cannot be run: {NO_PROOF}. {argument('certify', None)} runs only "
+                "the attacks."
             )
         proofs = [] if certify is None else [Step("certify", certify, dict(certify_options or {}), fine=True)]
     # An attack that is named comes after the cheap certificates, which it tests, and before the others.
@@ -209,7 +239,7 @@ def make_plan(
 
 NO_PROOF = (
     "the model draws random numbers, and a proof speaks of a function, which gives one answer to one input; "
-    "hf.Smoothed makes one of a model without randomness of its own"
+    "hf.Smoothed makes one of a model without randomness of its own, and model.sample() of a random network is one draw"
 )
 
 
@@ -231,7 +261,29 @@ def _for_nature(plan: Plan, nature: Nature) -> tuple[Step, ...]:
     if plan.name == "quick":
         return (*plan.steps[:first], *queries)
     chosen = {step.method: step for step in queries}
-    return (*plan.steps[:first], chosen["substitute"], *plan.steps[first:], chosen["hopskipjump"])
+    last = next(i for i, step in enumerate(plan.steps) if step.complete)
+    between = (chosen["substitute"], *plan.steps[first:last], chosen["hopskipjump"])
+    return (*plan.steps[:first], *between, *plan.steps[last:])
+
+
+def _timed(nature: Nature) -> tuple[Step, ...]:
+    """The steps of "quick", then the others of "thorough": in each part first the attacks, which settle more.
+
+    AutoAttack seldom breaks what the cascade left: it comes after the proofs that end soon, before those that may not.
+    At the end, what is still undecided gets a complete search for as long as there is time.
+    """
+    quick, thorough = (_for_nature(PLANS[name], nature) for name in ("quick", "thorough"))
+    parts = (quick, tuple(step for step in thorough if step not in quick))
+    ordered = [sorted(part, key=_turn) for part in parts]
+    rest = () if nature.random else (_search("beta-crown", LONGEST, threats=_BALLS),)
+    return (*ordered[0], *ordered[1], *rest)
+
+
+def _turn(step: Step) -> int:
+    """Attacks, proofs that end soon, AutoAttack, long searches."""
+    if step.stage == "attack":
+        return 2 if step.method == "autoattack" else 0
+    return 3 if step.complete and step.options["time_limit"] > SHORT else 1
 
 
 def _check_nature(step: Step, nature: Nature) -> None:
@@ -241,13 +293,13 @@ def _check_nature(step: Step, nature: Nature) -> None:
         fitting = ", ".join(m.name for m in methods("attack") if m.stochastic)
         raise InputError(
             f"the model draws random numbers: two passes over the same inputs differ, and '{step.method}' cannot tell "
-            f"luck from an attack. Leave attack= away, or give one that averages over draws: {fitting}."
+            f"luck from an attack. Leave {argument('attack')} away, or give one that averages over draws: {fitting}."
         )
     if nature.gradients == "none" and entry.gradients == "needed":
         fitting = ", ".join(m.name for m in methods("attack") if m.gradients != "needed")
         raise InputError(
             f"the model's answer has no gradient with respect to its input, and '{step.method}' needs one. Leave "
-            f"attack= away, or give one that needs none: {fitting}."
+            f"{argument('attack')} away, or give one that needs none: {fitting}."
         )
 
 
@@ -265,7 +317,9 @@ def check_plan(plan: Plan, threat: Threat, *, named: set[str]) -> None:
         try:
             get(step.stage, step.method).check(threat, options)
         except UnsupportedError as error:
-            way_out = " An audit with certify=None runs only the attack." if step.stage == "certify" else ""
+            way_out = (
+                f" An audit with {argument('certify', None)} runs only the attack." if step.stage == "certify" else ""
+            )
             raise UnsupportedError(f"{error}{way_out}") from error
 
 

@@ -27,9 +27,9 @@ class Outcome:
     Attributes:
         position: of the input in the data.
         passed: classified right ("clean"), certified ("certify"), or not broken ("attack").
-        prediction: class given to the input ("clean") or to the adversarial example ("attack"); None for "certify".
+        prediction: class given to the input ("clean") or to the adversarial example; None where there is no example.
         by: the method that decided; empty where none did.
-        size: largest radius proved ("certify") or size of the example ("attack"); None where there is none.
+        size: size of the example, or largest radius proved ("certify"); None where there is neither.
     """
 
     position: int
@@ -38,11 +38,40 @@ class Outcome:
     by: str = ""
     size: float | None = None
 
+    def broke(self, stage: str) -> bool:
+        """Whether an example was found: an attack did not pass, or a certificate met one on its way."""
+        return not self.passed and (stage == "attack" or (stage == "certify" and self.prediction is not None))
+
     @property
     def is_plain(self) -> bool:
         """Whether the values have the types that an outcome has, and its size is a number."""
         texts = isinstance(self.by, str) and isinstance(self.prediction, int | None)
         return texts and (self.size is None or (isinstance(self.size, float) and 0 <= self.size < math.inf))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one step of the plan did at one threat.
+
+    Attributes:
+        number: of the step in the plan, from 1.
+        stage: "certify" or "attack".
+        method: its registered name.
+        seconds: time it took.
+        inputs: how many inputs it looked at.
+        decided: how many of them an attack broke, or a certificate proved at the largest budget.
+        part: how many it proved at a smaller budget only; 0 for an attack.
+        broken: how many a certificate broke that looks for counter-examples too; 0 for an attack.
+    """
+
+    number: int
+    stage: str
+    method: str
+    seconds: float
+    inputs: int
+    decided: int
+    part: int
+    broken: int = 0
 
 
 @dataclass(frozen=True, eq=False)

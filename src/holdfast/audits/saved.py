@@ -1,6 +1,6 @@
 """Save an audit in a folder and read it back."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from holdfast.attacks.core.indicators import Indicator
 from holdfast.audits.bracket import Bracket, Record
 from holdfast.audits.report.card import badge, model_card, to_csv
 from holdfast.audits.result import FIELDS, JSON_VERSION, Audit
-from holdfast.audits.rows import Example
+from holdfast.audits.rows import Example, Ran
 from holdfast.errors import StorageError
 from holdfast.utils.files import write_text
 from holdfast.utils.limits import parse_json, read_text, shortened
@@ -60,13 +60,15 @@ def load_audit(folder: str | Path) -> Audit:
             f"'{path}' has schema version {version}, this Holdfast reads {JSON_VERSION}; run the audit again"
         )
     try:
-        values: dict[str, Any] = {key: body[key] for key in FIELDS}
+        values: dict[str, Any] = {key: ({"total": 0, "drawn": ""} | body)[key] for key in FIELDS}
         values["classes"] = _texts(body["classes"])
         values["groups"] = {name: _texts(column) for name, column in body["groups"].items()}
         brackets = tuple(
             _bracket(part, Path(folder) / EXAMPLES.format(number)) for number, part in enumerate(body["brackets"])
         )
         _check_whole(values, brackets)
+        if "drawn" not in body:  # version 0.1.0 took the first inputs and did not say so
+            values["drawn"] = f"the first {brackets[0].inputs:,}"
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StorageError(f"'{path}' is not a complete audit: {error}; run the audit again") from error
     return Audit(**values, brackets=brackets)
@@ -90,6 +92,8 @@ def _bracket(body: dict[str, Any], examples: Path) -> Bracket:
         records=tuple(_row(Record, record) for record in body["records"]),
         trust=tuple(_row(Indicator, indicator) for indicator in body["trust"]),
         examples=_load_examples(examples),
+        steps=tuple(_row(Ran, step) for step in body.get("steps", ())),
+        reach=None if body.get("reach") is None else _typed(body["reach"], float, "reach"),
     )
 
 
@@ -102,8 +106,9 @@ def _check_whole(values: dict[str, Any], brackets: tuple[Bracket, ...]) -> None:
     for name, column in values["groups"].items():
         if len(column) != brackets[0].inputs:
             raise ValueError(f"the group column {shortened(name)} has not one value for each input")
-    for key in ("name", "data", "created"):
+    for key in ("name", "data", "created", "drawn"):
         _typed(values[key], str, key)
+    _typed(values["total"], int, "total")
     for key in ("settings", "versions", "hashes"):
         _typed(values[key], dict, key)
     for step in values["settings"].get("steps", []):
@@ -118,7 +123,8 @@ def _texts(values: Any) -> tuple[str, ...]:
 def _row(kind: type[T], values: dict[str, Any]) -> T:
     """An instance of a dataclass of plain values, each of the type that the class says."""
     for field in fields(kind):  # type: ignore[arg-type]
-        _typed(values[field.name], field.type, field.name)
+        if field.name in values or field.default is MISSING:  # an earlier version did not write all of them
+            _typed(values[field.name], field.type, field.name)
     return kind(**values)
 
 

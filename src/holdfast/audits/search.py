@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 from holdfast.audits.job import Job
 from holdfast.audits.plan import Step
+from holdfast.audits.promise import promise
 from holdfast.audits.rows import Key, Outcome
 from holdfast.audits.side import Side
-from holdfast.errors import StorageError
+from holdfast.errors import InputError, StorageError
+from holdfast.utils import clock
 
 PROBE = 50  # inputs that tell whether the largest level is worth being tried first
 _WAY_OUT = "It was changed after it was written: restore it from a copy, or delete the file to start again."
@@ -50,11 +52,11 @@ class Search:
         number: of the step in the plan, from 1.
         step: the certificate or attack.
         every: look at every `every`-th level.
-        until: begin no batch that would end later.
         test: also look at the largest level that is proved.
         passed: for each position, the largest level that passed.
         failed: for each position, the smallest level that failed.
         late: positions that there was no time for.
+        hopes: for each position, how promising it is, where the step is complete.
     """
 
     job: Job
@@ -62,11 +64,11 @@ class Search:
     number: int
     step: Step
     every: int
-    until: float = math.inf
     test: bool = False
     passed: dict[int, int] = field(default_factory=dict)
     failed: dict[int, int] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
+    hopes: dict[int, float] = field(default_factory=dict)
 
     @property
     def grid(self) -> tuple[float, ...]:
@@ -95,15 +97,31 @@ class Search:
 
     def probe(self) -> bool:
         """Whether a third of the first inputs pass at the largest level, so that it is worth being tried first."""
-        top = len(self.grid)
-        group = [p for p in self.side.right if (span := self.open(p)) is not None and span[1] == top + 1][:PROBE]
-        self.look(top, group)
+        top, group = len(self.grid), self.top(PROBE)
         return 3 * sum(self.side.within(self.grid, p)[0] == top for p in group) >= max(1, len(group))
+
+    def top(self, most: int | None = None) -> list[int]:
+        """Look at the largest level of the first inputs of which it is open; return them."""
+        top = len(self.grid)
+        group = [p for p in self.side.right if (span := self.open(p)) is not None and span[1] == top + 1][:most]
+        self.look(top, group)
+        return group
+
+    def sorted(self, key: Key, group: list[int]) -> list[int]:
+        """The most promising inputs first, if the step is complete and has work left to do."""
+        if not self.step.complete or self.job.store.outcomes(key).keys() >= set(group):
+            return group
+        unknown = [position for position in group if position not in self.hopes]
+        self.hopes.update(promise(self.job, self.side.levels[key.level - 1], unknown))
+        return sorted(group, key=lambda position: -self.hopes.get(position, -math.inf))
 
     def look(self, level: int, group: list[int]) -> None:
         """Run the step on a group of inputs at one level of the grid, and take up what it finds."""
         key = Key(self.side.number, self.number, level * self.every)
-        outcomes = self.job.run(key, self.step, self.side, group, self.until) if group else {}
+        if group and clock.over():  # nothing new, but what is stored counts
+            outcomes = {p: outcome for p, outcome in self.job.store.outcomes(key).items() if p in group}
+        else:
+            outcomes = self.job.run(key, self.step, self.side, self.sorted(key, group)) if group else {}
         self.late.update(position for position in group if position not in outcomes)
         for position, outcome in outcomes.items():
             check_stored(self.step, outcome, self.side, key)
@@ -119,6 +137,11 @@ class Search:
 def classify(job: Job) -> dict[int, Outcome]:
     """What the model says to the unchanged inputs, by position; notes which ones are right."""
     found = job.run(Key(0, 0, 0), None, job.sides[0], list(range(len(job.x))))
+    if len(found) < len(job.x):
+        raise InputError(
+            f"the time is too short to look at each input once: {len(found)} of {len(job.x)} are classified. Give more "
+            "time or fewer inputs."
+        )
     for position, label in enumerate(job.y.tolist()):
         outcome = found[position]
         if outcome.passed != (outcome.prediction == label):
@@ -131,21 +154,21 @@ def classify(job: Job) -> dict[int, Outcome]:
     return found
 
 
-def certify(job: Job, side: Side, number: int, step: Step, until: float = math.inf) -> int:
+def certify(job: Job, side: Side, number: int, step: Step) -> int:
     """Look for the largest level that can be proved; return how many inputs there was no time for.
 
     A `fine` step halves the range: a certificate that fails at one level is not tried at larger ones. A costly one
-    climbs over the reported levels, unless the largest level can often be proved. A certificate that samples settles
-    all levels by one look at the largest, with one alpha.
+    climbs over the reported levels, unless the largest level can often be proved; a complete one always looks there
+    first. A certificate that samples settles all levels by one look at the largest, with one alpha.
     """
-    search = Search(job, side, number, step, 1 if step.fine else side.finer, until)
+    search = Search(job, side, number, step, 1 if step.fine else side.finer)
     following: Next = halve if step.fine else climb
-    if step.settles_all_levels or (not step.fine and search.probe()):
+    if step.settles_all_levels or step.complete or (not step.fine and search.probe()):
         following = top_first(following)
     return search.run(following)
 
 
-def attack(job: Job, side: Side, number: int, step: Step, until: float = math.inf, *, test: bool) -> int:
+def attack(job: Job, side: Side, number: int, step: Step, *, test: bool, top: bool = False) -> int:
     """Look for the smallest level that breaks; return how many inputs there was no time for.
 
     The largest level comes first: what holds there need not be tried at smaller ones, and the way back from an example
@@ -153,14 +176,19 @@ def attack(job: Job, side: Side, number: int, step: Step, until: float = math.in
 
     Args:
         test: also attack the largest level that is proved.
+        top: look at the largest level and at no other.
     """
-    return Search(job, side, number, step, side.finer, until, test).run(top_first(halve))
+    if top:
+        search = Search(job, side, number, step, side.finer)
+        search.top()
+        return len(search.late)
+    return Search(job, side, number, step, side.finer, test).run(top_first(halve))
 
 
 def check_stored(step: Step, outcome: Outcome, side: Side, key: Key) -> None:
     """Refuse an outcome that does not fit the level it is stored at: no step writes such a one."""
     size, budget = outcome.size, side.sizes[key.level - 1]
-    if step.stage == "certify":
+    if step.stage == "certify" and not outcome.broke("certify"):
         right, text = not outcome.passed or (size is not None and size >= budget), "proved, but only up to"
     else:
         right, text = outcome.passed or (size is not None and size <= budget), "broken, but by an example of size"

@@ -52,11 +52,12 @@ class Side:
     def note(self, stage: Stage, outcome: Outcome) -> None:
         """Take up what a step found out."""
         size, position = outcome.size or 0.0, outcome.position
-        if stage == "certify" and size > self.proved.get(position, (0.0, ""))[0]:
-            self.proved[position] = (size, outcome.by)
         known = self.broken.get(position)
-        if stage == "attack" and not outcome.passed and (known is None or size < (known.size or 0.0)):
-            self.broken[position] = outcome
+        if outcome.broke(stage):
+            if known is None or size < (known.size or 0.0):
+                self.broken[position] = outcome
+        elif stage == "certify" and size > self.proved.get(position, (0.0, ""))[0]:
+            self.proved[position] = (size, outcome.by)
 
     def contradicted(self, position: int) -> bool:
         """Whether an example lies where a proof says that there is none."""

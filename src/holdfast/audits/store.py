@@ -12,15 +12,18 @@ import math
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from holdfast.audits import tables
-from holdfast.audits.rows import Example, Key, Outcome, packed, unpacked
+from holdfast.audits.rows import Example, Key, Outcome, Ran, packed, unpacked
 from holdfast.errors import InputError, StorageError
 from holdfast.utils.limits import parse_json
 from holdfast.utils.resume import check_same
+
+NUMBER = " #"
+"""Stands between the name of a step and its number in the plan, in the table of batches."""
 
 
 class Store:
@@ -202,10 +205,38 @@ class Store:
         return tuple(found)
 
     def seconds(self, bracket: int) -> dict[str, float]:
-        """Time spent in each step on one threat, over all starts of the run."""
+        """Time spent in each method on one threat, over all starts of the run."""
+        total: dict[str, float] = {}
+        for row, seconds in self._seconds(bracket).items():
+            name = row.partition(NUMBER)[0]
+            total[name] = total.get(name, 0.0) + seconds
+        return total
+
+    def _seconds(self, bracket: int) -> dict[str, float]:
         query = "SELECT step, sum(seconds) FROM batch WHERE bracket = ? GROUP BY step ORDER BY min(rowid)"
         with self._guarded("read"):
             return dict(self._db.execute(query, (bracket,)))
+
+    def steps(self, bracket: int, names: Sequence[str], largest: float) -> tuple[Ran, ...]:
+        """What each step did at one threat whose largest budget is `largest`; `names` are all steps of the plan.
+
+        Steps of one name share the time of a run that an earlier version began: it did not tell them apart.
+        """
+        query = """SELECT step, count(DISTINCT position), count(DISTINCT CASE WHEN passed = 0 THEN position END),
+            count(DISTINCT CASE WHEN passed = 0 AND prediction IS NOT NULL THEN position END),
+            count(DISTINCT CASE WHEN size >= ? AND prediction IS NULL THEN position END),
+            count(DISTINCT CASE WHEN size > 0 AND prediction IS NULL THEN position END)
+            FROM outcome WHERE bracket = ? AND step > 0 GROUP BY step ORDER BY step"""
+        seconds, found = self._seconds(bracket), []
+        own = {row.partition(NUMBER)[2]: row for row in seconds}
+        with self._guarded("read"):
+            for number, inputs, broken, met, proved, partly in self._db.execute(query, (largest, bracket)):
+                row = own.get(str(number), names[number - 1])
+                stage, _, method = row.partition(NUMBER)[0].partition(" ")
+                took = seconds.pop(row, 0.0) + seconds.pop(names[number - 1], 0.0)
+                result = (broken, 0, 0) if stage == "attack" else (proved, partly - proved, met)
+                found.append(Ran(number, stage, method, took, inputs, *result))
+        return tuple(found)
 
     def wall(self) -> float:
         """Time that passed in all, over all starts of the run."""
@@ -246,6 +277,19 @@ class Store:
             raise self._corrupt(error) from error
         except OSError as error:
             raise StorageError(f"cannot {verb} {self._where}: {error}; check the path and permissions") from error
+
+
+def began_with_the_first(path: Path) -> bool:
+    """Whether version 0.1.0 made the store, which took the first n inputs; False if there is none, or none to read."""
+    if not path.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(path, timeout=1.0)) as db:
+            row = db.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
+        stored = parse_json(row[0], finite=False) if row else None
+    except (sqlite3.Error, ValueError, TypeError):
+        return False  # opening the store says what is wrong with it
+    return isinstance(stored, dict) and "drawn" not in stored
 
 
 def _real(size: float | None) -> float | None:

@@ -1,6 +1,6 @@
 """One batch of an audit's work: a function of the model and the task only, wherever and however often it is run."""
 
-import time
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -16,8 +16,9 @@ from holdfast.audits.rows import Example, Outcome
 from holdfast.certificates import Smoothed
 from holdfast.certificates import certify as run_certify
 from holdfast.checks import check_logits
-from holdfast.errors import InputError
+from holdfast.errors import InputError, OutOfTime
 from holdfast.threats import L1, L2, Linf, Threat
+from holdfast.utils import clock
 
 Stage = Literal["clean", "certify", "attack"]
 HALVINGS = 12  # of the way back from an adversarial example to its input: finds its shortest part to 1 in 4,096
@@ -37,6 +38,7 @@ class Task:
         index: (B,) int64, positions of the inputs in the data.
         x, y: inputs (B, ...) and labels (B,), where the model is and in its dtype.
         draws: passes that make up one prediction of a model that draws random numbers; 0 for any other.
+        seconds: time there is for it.
     """
 
     stage: Stage
@@ -50,11 +52,15 @@ class Task:
     size: float = 0.0
     radii: tuple[float, ...] = ()
     draws: int = 0
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What became of a task: an outcome for each input, the examples of the inputs that broke, and the time it took."""
+    """What became of a task: an outcome for each input, the examples of the inputs that broke, and the time it took.
+
+    A task that ran out of time has outcomes only for the inputs that it settled.
+    """
 
     outcomes: tuple[Outcome, ...]
     examples: tuple[Example, ...]
@@ -63,10 +69,17 @@ class Found:
 
 def work(model: nn.Module, task: Task) -> Found:
     """Do the task."""
-    started = time.perf_counter()
-    with seeded(task.seed + int(task.index[0]), task.x.device):  # whatever a random model draws follows from the task
-        outcomes, examples = {"clean": _classify, "certify": _certify, "attack": _attack}[task.stage](model, task)
-    return Found(tuple(outcomes), tuple(examples), time.perf_counter() - started)
+    started = clock.now()
+    # Whatever a random model draws follows from the task.
+    with clock.until(started + task.seconds), seeded(task.seed + int(task.index[0]), task.x.device):
+        try:
+            outcomes, examples = {"clean": _classify, "certify": _certify, "attack": _attack}[task.stage](model, task)
+        except OutOfTime:
+            outcomes, examples = [], []
+        if clock.over() and task.stage != "clean":  # an attack that found nothing yet, or a proof, was cut short
+            proof = task.stage == "certify"
+            outcomes = [one for one in outcomes if one.broke(task.stage) or (proof and one.passed)]
+    return Found(tuple(outcomes), tuple(examples), clock.now() - started)
 
 
 def _classify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]:
@@ -79,7 +92,7 @@ def _classify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example
 
 
 def _certify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]:
-    """`passed` where the threat is proved; `size` is the largest radius proved."""
+    """`passed` where the threat is proved; `size` is the largest radius proved, or the size of a counter-example."""
     assert task.threat is not None
     asked: dict[str, Any] = {"radii": list(task.radii), "index": task.index} if task.radii else {}
     result = run_certify(model, task.x, task.y, task.threat, task.method, **{**task.options, **asked})
@@ -88,7 +101,13 @@ def _certify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]
         sizes = [max(size, r if isfinite(r) else 0.0) for size, r in zip(sizes, result.radius.tolist(), strict=True)]
     by = result.by or (task.method,) * len(task.index)
     rows = zip(task.index.tolist(), result.certified.tolist(), sizes, by, strict=True)
-    return [Outcome(i, passed, None, name if size else "", size) for i, passed, size, name in rows], []
+    outcomes = [Outcome(i, passed, None, name if size else "", size) for i, passed, size, name in rows]
+    if result.x_adv is None:
+        return outcomes, []
+    success = (check_logits(model, result.x_adv).argmax(1) != task.y) & ~result.certified
+    x_adv = result.x_adv if task.draws else _nearer(model, task, result.x_adv, success)
+    met, examples = _examples(model, task, x_adv, success, by)
+    return [one if one.broke("attack") else outcomes[i] for i, one in enumerate(met)], examples
 
 
 def _attack(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]:
@@ -97,7 +116,6 @@ def _attack(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]
     assert threat is not None
     found = run_attack(model, task.x, task.y, threat, task.method, seed=task.seed, index=task.index, **task.options)
     success, x_adv = found.success, found.x_adv.detach()
-    sizes = [task.size] * len(task.index)
     after = None
     if isinstance(model, Smoothed):
         success = success & model.differs(x_adv, task.y)
@@ -106,18 +124,26 @@ def _attack(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]
         after = _predict(model, task, x_adv, task.seed + 1)
         unchanged = torch.tensor([name == "clean" for name in found.by], device=success.device)
         success = success & (after != task.y) & ~unchanged
-    elif isinstance(threat, Linf | L2 | L1):
-        x_adv = _nearer(model, task.x, x_adv, task.y, success)
-    if isinstance(threat, Linf | L2 | L1):
+    else:
+        x_adv = _nearer(model, task, x_adv, success)
+    return _examples(model, task, x_adv, success, found.by, after)
+
+
+def _examples(
+    model: nn.Module, task: Task, x_adv: Tensor, success: Tensor, by: tuple[str, ...], after: Tensor | None = None
+) -> tuple[list[Outcome], list[Example]]:
+    """Outcomes of an attack with these examples, where it was a success; `after` (B,) are their classes, if known."""
+    sizes = [task.size] * len(task.index)
+    if isinstance(task.threat, Linf | L2 | L1):
         # An example of the threat is one of size at most its budget, whatever its last digit says.
-        sizes = threat.distance(x_adv, task.x).double().clamp(max=task.size).tolist()
+        sizes = task.threat.distance(x_adv, task.x).double().clamp(max=task.size).tolist()
     classes = (check_logits(model, x_adv).argmax(1) if after is None else after).tolist()
     outcomes, examples = [], []
     for i, position in enumerate(task.index.tolist()):
         if not success[i]:
             outcomes.append(Outcome(position, True))
             continue
-        outcomes.append(Outcome(position, False, classes[i], found.by[i], sizes[i]))
+        outcomes.append(Outcome(position, False, classes[i], by[i], sizes[i]))
         examples.append(Example(position, to_numpy(task.x[i]), to_numpy(x_adv[i])))
     return outcomes, examples
 
@@ -129,15 +155,17 @@ def _predict(model: nn.Module, task: Task, x: Tensor, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def _nearer(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, success: Tensor) -> Tensor:
-    """Where an example was found, the nearest misclassified point that halving the way from it to x meets."""
-    index = success.nonzero()[:, 0]
-    if len(index) == 0:
+def _nearer(model: nn.Module, task: Task, x_adv: Tensor, success: Tensor) -> Tensor:
+    """Where an example of a ball was found, the nearest misclassified point that halving the way to the input meets."""
+    x, y, index = task.x, task.y, success.nonzero()[:, 0]
+    if len(index) == 0 or not isinstance(task.threat, Linf | L2 | L1):
         return x_adv
     start, step, label = x[index], x_adv[index] - x[index], y[index]
     low, high = torch.zeros_like(step.flatten(1)[:, 0]), torch.ones_like(step.flatten(1)[:, 0])
     shape = (-1,) + (1,) * (x.dim() - 1)
     for _ in range(HALVINGS):
+        if clock.over():
+            break
         middle = (low + high) / 2
         wrong = model(start + middle.view(shape) * step).argmax(1) != label
         high, low = torch.where(wrong, middle, high), torch.where(wrong, low, middle)

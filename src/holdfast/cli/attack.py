@@ -5,30 +5,37 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from torch import nn
 
 import holdfast as hf
 from holdfast.cli.common import (
     AS_IT_IS,
     THREATS,
     DataOption,
+    InputsOption,
     ModelArgument,
+    OldInputsOption,
     Opening,
     RootOption,
     SeedOption,
+    may_be_quiet,
     open_both,
     opens_model,
     parse_option,
     run_folder,
 )
+from holdfast.data import Dataset
 from holdfast.errors import InputError, Interrupted
 from holdfast.runs.attack_run import attack_run
 from holdfast.runs.attack_summary import summary_table
+from holdfast.threats import Threat
 
 app = typer.Typer(add_completion=False)
 console = Console()
 
 
 @app.command()
+@may_be_quiet
 @opens_model
 def attack(
     model: ModelArgument,
@@ -41,7 +48,8 @@ def attack(
         typer.Option(help="Attack (`holdfast methods attack`): cascade if not given; with --minimum: auto."),
     ] = None,
     option: Annotated[list[str] | None, typer.Option(help="Option of the attack: name=value, e.g. steps=20.")] = None,
-    n: Annotated[int, typer.Option("--inputs", "--n", min=1, help="Attack the first N test inputs.")] = 500,
+    n: InputsOption = 500,
+    inputs: OldInputsOption = None,
     seed: SeedOption = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; runs/attack-MODEL-THREAT-METHOD if not given.")
@@ -66,15 +74,22 @@ def attack(
     options = dict(parse_option(text) for text in option or [])
     network, dataset = open_both(model, data, opening, root)
     folder = out or run_folder("attack", model.stem, *(("minimum",) if minimum else ()), str(goal), method)
-    how: dict[str, Any] = {"options": options, "n": n, "seed": seed, "resume": resume, "png": png}
+    how: dict[str, Any] = {"options": options, "n": inputs or n, "seed": seed, "resume": resume, "png": png}
+    keep_examples(network, dataset, goal, method, folder, model.stem, **how)
+
+
+def keep_examples(
+    network: nn.Module, dataset: Dataset, goal: Threat | str, method: str, folder: Path, name: str, **how: Any
+) -> None:
+    """Run the attack, for a threat or for the nearest example in a norm, and say what it found."""
     try:
-        run = attack_run(network, dataset, goal, method, out=folder, name=model.stem, **how)
+        run = attack_run(network, dataset, goal, method, out=folder, name=name, **how)
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; finished batches are in {folder}. Go on: same command with --resume") from None
     console.print(summary_table(run.summary))
-    if png:
+    if how["png"]:
         pictures = run.summary["png"]
-        outside = "" if minimum else f", {pictures['outside']} outside the threat"
+        outside = "" if isinstance(goal, str) else f", {pictures['outside']} outside the threat"
         typer.echo(
             f"pictures: {pictures['written']} in {folder / 'png'}; "
             f"lost to 8 bits: {pictures['right_again']} classified right again{outside}"

@@ -1,6 +1,7 @@
 """`holdfast audit`: the bracket of a model."""
 
 import csv
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -12,12 +13,15 @@ from holdfast.cli.common import (
     AS_IT_IS,
     THREATS,
     DataOption,
+    InputsOption,
     ModelArgument,
     Opening,
     RootOption,
     SeedOption,
+    may_be_quiet,
     open_both,
     opens_model,
+    root_words,
     run_folder,
 )
 from holdfast.errors import InputError, did_you_mean
@@ -29,6 +33,7 @@ FLOORS = ("certified", "attacked", "clean")
 
 
 @app.command()
+@may_be_quiet
 @opens_model
 def audit(
     model: ModelArgument,
@@ -37,7 +42,7 @@ def audit(
         list[str] | None, typer.Option(help=f"{THREATS} linf:0.1 if not given; may be given several times.")
     ] = None,
     budget: Annotated[str, typer.Option(help="quick, standard, thorough, or a time: 90s, 10m, 2h.")] = "standard",
-    n: Annotated[int, typer.Option("--n", help="Audit the first N test inputs.")] = 500,
+    n: InputsOption = 500,
     budgets: Annotated[int, typer.Option(help="Number of budgets to report, up to the budget of the threat.")] = 5,
     attack: Annotated[
         str | None, typer.Option(help="Run only this attack (`holdfast methods attack`); with --sigma: pgd.")
@@ -60,7 +65,9 @@ def audit(
     sigma: Annotated[
         float | None, typer.Option(help="Audit the model smoothed with this noise; train it with the same noise.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-THREAT if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-DATA-THREAT-BUDGET-N if not given.")
+    ] = None,
     seed: SeedOption = 0,
     opening: Opening = AS_IT_IS,
     root: RootOption = None,
@@ -74,7 +81,8 @@ def audit(
     floors = [parse_floor(text) for text in fail_under or []]
     columns = dict(read_column(text) for text in group or [])
     network, dataset = open_both(model, data, opening, root)
-    folder = out or run_folder("audit", model.stem, *threats)
+    rare = (attack, certify, group, sigma, root, seed or None, opening.words or None, None if budgets == 5 else budgets)
+    folder = out or audit_folder(model, data, threats, budget, n, rare)
     if sigma is not None:  # each look at the smoothed model costs as many passes as it has copies
         network = hf.Smoothed(network, sigma, n=SMOOTHED_COPIES).eval()
     result = hf.audit(
@@ -92,6 +100,11 @@ def audit(
         name=model.stem,
         engine=cast(Any, engine),
         address=address,
+        source={
+            "model": [str(model), *opening.words],
+            "data": ["--data", data, *root_words(root)],
+            "audit": [] if sigma is None else ["--sigma", f"{sigma:g}"],
+        },
     )
     console.print(result.table())
     typer.echo(f"report: {folder / 'report.html'}")
@@ -100,6 +113,21 @@ def audit(
         typer.echo(f"failed: {text}", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def audit_folder(model: Path, data: str, threats: list[str], budget: str, n: int, rare: tuple[Any, ...]) -> Path:
+    """Return the default folder of an audit: one for each model, data, threats and settings.
+
+    Settings that are seldom given are told apart by a checksum; a setting that is not given is None.
+
+    >>> str(audit_folder(Path("runs/at/model.safetensors"), "mnist", ["linf:8/255"], "quick", 9, (None, None)))
+    'runs/audit-at-mnist-linf-8_255-quick-9'
+    """
+    folder = model.parent.name
+    name = folder if folder and model.name == "model.safetensors" else "-".join(filter(None, (folder, model.stem)))
+    given = any(setting is not None for setting in rare)
+    rest = [hashlib.sha256(repr(rare).encode()).hexdigest()[:6]] if given else []
+    return run_folder("audit", name, data.strip("./") or "data", *threats, budget, str(n), *rest)
 
 
 def parse_floor(text: str) -> tuple[str, float]:

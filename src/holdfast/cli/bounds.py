@@ -17,6 +17,7 @@ from holdfast.cli.common import (
     opens_model,
     table,
 )
+from holdfast.data.draw import part_of
 from holdfast.errors import InputError
 
 app = typer.Typer(add_completion=False)
@@ -37,13 +38,14 @@ def bounds(
     """Show the range of each logit of one input under the threat."""
     limit = hf.threat(threat)
     network, dataset = open_both(model, data, opening, root)
-    if index >= len(dataset.test):
-        raise InputError(f"--input {index}: the test split has {len(dataset.test)} inputs")
-    x = dataset.test.x[index : index + 1]
+    part = part_of(dataset)
+    if index >= len(part):
+        raise InputError(f"--input {index}: the test split has {len(part)} inputs")
+    x = part.x[index : index + 1]
     result = hf.bounds(network, x, limit, method)
     logits = network(x)[0].tolist()
     rows = [
-        [name, f"{z:.4f}", f"{low:.4f}", f"{high:.4f}", "label" if k == int(dataset.test.y[index]) else ""]
+        [name, f"{z:.4f}", f"{low:.4f}", f"{high:.4f}", "label" if k == int(part.y[index]) else ""]
         for k, (name, z, low, high) in enumerate(
             zip(dataset.classes, logits, result.lower[0].tolist(), result.upper[0].tolist(), strict=True)
         )

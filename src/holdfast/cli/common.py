@@ -12,14 +12,25 @@ from rich.table import Column, Table
 from torch import nn
 
 from holdfast.data import Dataset, load_data
-from holdfast.errors import InputError
+from holdfast.errors import InputError, StorageError
 from holdfast.models import load_model
 from holdfast.training import parse_override
+from holdfast.utils.progress import without_progress
 
 ModelArgument = Annotated[Path, typer.Argument(help="Model file: .safetensors, .onnx, or .pt with --architecture.")]
 DataOption = Annotated[str, typer.Option("--data", help="Name of a data set (`holdfast data list`) or a path.")]
-THREATS = "Such as linf:8/255, l2:0.5, l1:10, patch:5x5, sparse:10."
+THREATS = "Such as linf:8/255, l2:0.5, l1:10, patch:5x5, patch:diamond:13, sparse:10."
 ThreatOption = Annotated[str, typer.Option("--threat", help=THREATS)]
+InputsOption = Annotated[
+    int, typer.Option("--n", "-n", min=1, help="Number of test inputs, drawn with the classes balanced.")
+]
+OldInputsOption = Annotated[int | None, typer.Option("--inputs", min=1, hidden=True)]
+"""What `--n` was called at first in some commands."""
+OldCopiesOption = Annotated[int | None, typer.Option("--n", min=1, hidden=True)]
+"""What `--samples` was called at first where no inputs are counted."""
+MethodOptions = Annotated[list[str] | None, typer.Option("--option", help="Option of the method: name=value.")]
+TableOption = Annotated[Path | None, typer.Option("--out", help="Results of each input: a .csv or .json file.")]
+NormOption = Annotated[str, typer.Option("--norm", help="linf, l2 or l1.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Fixes every random choice.")]
 RootOption = Annotated[
     Path | None, typer.Option("--root", help="Folder with data files; the cache folder if not given.")
@@ -46,6 +57,13 @@ class Opening:
     )
     std: Annotated[str | None, typer.Option(help="As --mean.")] = None
 
+    @property
+    def words(self) -> list[str]:
+        """The options as they stand on a command line."""
+        given = [(f"--{name.replace('_', '-')}", value) for name, value in vars(self).items()]
+        pairs = [(name, one) for name, value in given for one in (value if isinstance(value, list) else [value])]
+        return [word for name, one in pairs if one is not None for word in (name, str(one))]
+
 
 AS_IT_IS = Opening()
 
@@ -60,7 +78,25 @@ def opens_model(command: Callable[..., None]) -> Callable[..., None]:
         opening = Opening(**{name: given.pop(name) for name in shared})
         command(**given, opening=opening)
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *shared.values())]
+    return _with_parameters(run, [*own, *shared.values()])
+
+
+def may_be_quiet(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the option --quiet, with which it shows no progress."""
+    kind = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+    quiet = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+
+    @functools.wraps(command)
+    def run(*, quiet: bool, **given: Any) -> None:
+        with without_progress(quiet):
+            command(**given)
+
+    return _with_parameters(run, [*inspect.signature(command).parameters.values(), quiet])
+
+
+def _with_parameters(run: Callable[..., None], given: list[inspect.Parameter]) -> Callable[..., None]:
+    """The function with the signature that Typer is to read."""
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in given]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
@@ -79,6 +115,16 @@ def open_both(model: Path, data: str, opening: Opening, root: Path | None) -> tu
     return load_model(model, mean=mean, std=std, **how), dataset
 
 
+def check_table(out: Path | None) -> None:
+    """Refuse, before the work, a file of results that could not be written after it."""
+    if out is None:
+        return
+    if out.suffix not in (".csv", ".json"):
+        raise InputError(f"--out must end in .csv or .json, got '{out}'")
+    if not out.parent.is_dir():
+        raise StorageError(f"cannot write {out}: there is no folder '{out.parent}'")
+
+
 def parse_numbers(option: str, text: str | None) -> list[float] | None:
     """Parse numbers between commas, such as 0.49,0.48,0.45."""
     if text is None:
@@ -87,6 +133,11 @@ def parse_numbers(option: str, text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"cannot read {option} '{text}'; write numbers such as 0.49,0.48,0.45") from None
+
+
+def root_words(root: Path | None) -> list[str]:
+    """--root as it stands on a command line."""
+    return [] if root is None else ["--root", str(root)]
 
 
 def run_folder(*words: str) -> Path:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from holdfast.cli.common import THREATS
+from holdfast.cli.common import THREATS, InputsOption, OldInputsOption, may_be_quiet
 from holdfast.errors import Interrupted
 from holdfast.runs.compare import compare as compare_runs
 from holdfast.runs.compare import default_folder
@@ -16,9 +16,11 @@ console = Console()
 
 
 @app.command()
+@may_be_quiet
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished trainings.")],
-    inputs: Annotated[int, typer.Option(min=1, help="Evaluate on the first N test inputs.")] = 500,
+    n: InputsOption = 500,
+    inputs: OldInputsOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; runs/compare-HASH if not given.")] = None,
     data: Annotated[str | None, typer.Option(help="Data to evaluate on; the data of the recipes if not given.")] = None,
     threat: Annotated[str | None, typer.Option(help=f"{THREATS} The threat of the recipes if not given.")] = None,
@@ -33,7 +35,9 @@ def compare(
     """
     folder = out or default_folder(runs)
     try:
-        result = compare_runs(runs, data=data, threat=threat, attack=attack, inputs=inputs, out=folder, force=force)
+        result = compare_runs(
+            runs, data=data, threat=threat, attack=attack, inputs=inputs or n, out=folder, force=force
+        )
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; finished batches are in {folder}. Go on: same command") from None
     console.print(result.table())

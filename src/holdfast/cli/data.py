@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from holdfast.cli.common import RootOption, table
+from holdfast.cli.common import RootOption, may_be_quiet, table
 from holdfast.data import download, list_data
 
 app = typer.Typer(add_completion=False, help="Data sets: what there is, and how to get it.", no_args_is_help=True)
@@ -23,6 +23,7 @@ def data_list(root: RootOption = None) -> None:
 
 
 @app.command("get")
+@may_be_quiet
 def data_get(
     name: Annotated[str, typer.Argument(help="Name of the data set.")],
     root: RootOption = None,

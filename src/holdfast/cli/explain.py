@@ -12,8 +12,20 @@ from rich.table import Table
 from torch import Tensor
 
 import holdfast as hf
-from holdfast.cli.common import AS_IT_IS, DataOption, ModelArgument, Opening, RootOption, open_both, opens_model
+from holdfast.cli.common import (
+    AS_IT_IS,
+    DataOption,
+    InputsOption,
+    ModelArgument,
+    Opening,
+    RootOption,
+    open_both,
+    opens_model,
+)
+from holdfast.cli.trust import trust
 from holdfast.data import Split
+from holdfast.data.draw import draw as drawn
+from holdfast.data.draw import part_of, sample
 from holdfast.errors import InputError, StorageError
 from holdfast.explanations.core.pictures import Panel, draw, grey, models_figure, save_figure
 from holdfast.explanations.evaluate.annotations import read_boxes
@@ -59,6 +71,9 @@ def pictures(
     data: DataOption = "mnist-mini",
     method: MethodOption = None,
     inputs: Annotated[str, typer.Option(help="Positions in the test split: 0,3,7 or 0-4.")] = "0-3",
+    n: Annotated[
+        int | None, typer.Option("--n", "-n", min=1, help="In place of --inputs: so many, with the classes balanced.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("runs/explain"),
     style: Annotated[str, typer.Option(help="overlay, signed or heat.")] = "overlay",
     against: Annotated[list[Path] | None, typer.Option(help="Other models to compare with the first.")] = None,
@@ -69,8 +84,9 @@ def pictures(
 ) -> None:
     """Draw explanations of chosen test inputs: one picture each, and all methods (and models) side by side."""
     network, dataset = open_both(model, data, opening, root)
-    chosen = parse_inputs(inputs, len(dataset.test))
-    x, y = dataset.test.x[chosen], dataset.test.y[chosen]
+    part = part_of(dataset)
+    chosen = parse_inputs(inputs, len(part)) if n is None else drawn(part.y, n, seed).tolist()
+    x, y = part.x[chosen], part.y[chosen]
     names = [f"input {i}: {dataset.classes[label]}" for i, label in zip(chosen, y.tolist(), strict=True)]
     how: dict[str, Any] = {"quantity": quantity, "seed": seed, "index": torch.tensor(chosen)}
     rows: list[list[Panel]] = [[Panel(name, grey(image))] for name, image in zip(names, x, strict=True)]
@@ -110,7 +126,7 @@ def locality_command(
     data: DataOption = "digit-scenes",
     boxes: Annotated[Path | None, typer.Option(help="CSV or COCO file; the boxes of the data if not given.")] = None,
     method: MethodOption = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Score the first N test inputs.")] = 200,
+    n: InputsOption = 200,
     out: Annotated[Path | None, typer.Option(help="Scores of each input, a .csv file.")] = None,
     seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
     opening: Opening = AS_IT_IS,
@@ -120,8 +136,9 @@ def locality_command(
     if out is not None and out.suffix != ".csv":
         raise InputError(f"--out must end in .csv, got '{out}'")
     network, dataset = open_both(model, data, opening, root)
-    part = dataset.test[:n]
-    where = _boxes(part, boxes)
+    taken = sample(dataset, n, seed=seed)
+    part, positions = part_of(dataset)[taken.index], taken.index.tolist()
+    where = _boxes(part, boxes, taken.index)
     table = Table("method", "score", "mean", "95 %", "inputs", box=None, header_style="bold", pad_edge=False)
     rows: list[dict[str, Any]] = []
     for name in method or list(METHODS):
@@ -132,10 +149,10 @@ def locality_command(
         for i, reason in enumerate(found.problem):
             scores = {score: float(getattr(found.scores, score)[i]) for score in SCORES}
             ok = bool(found.explanation.ok[i])
-            rows.append({"input": i, "method": name, **scores, "ok": ok, "set_aside": reason})
+            rows.append({"input": positions[i], "method": name, **scores, "ok": ok, "set_aside": reason})
     Console().print(table)
-    aside = {i: reason for i, reason in enumerate(found.problem) if reason}
-    typer.echo(f"first {len(part)} test inputs of '{dataset.name}', {len(aside)} set aside")
+    aside = {positions[i]: reason for i, reason in enumerate(found.problem) if reason}
+    typer.echo(f"inputs of '{dataset.name}': {taken.drawn}; {len(aside)} set aside")
     typer.echo("95 % intervals of the mean: Clopper-Pearson for pointing, 1.96 standard errors for the others")
     for i, reason in list(aside.items())[:5]:
         typer.echo(f"set aside: input {i}, {reason}")
@@ -144,10 +161,13 @@ def locality_command(
         typer.echo(f"results: {out}")
 
 
-def _boxes(part: Split, path: Path | None) -> Any:
-    """Load boxes from the user's file, or take the boxes of the data."""
+app.command("trust")(trust)
+
+
+def _boxes(part: Split, path: Path | None, index: Tensor) -> Any:
+    """Load boxes of the inputs at these positions from the user's file, or take the boxes of the data."""
     if path is not None:
-        return read_boxes(path)
+        return read_boxes(path).select(index)
     if part.boxes is None:
         raise InputError("the data have no boxes; give --boxes FILE.csv, or use --data digit-scenes")
     boxes: Tensor = part.boxes

@@ -34,7 +34,15 @@ from holdfast.apps.watermark import (
 from holdfast.apps.watermark.certificate import check_reach
 from holdfast.apps.watermark.certificate_files import count_copies, read_certificate
 from holdfast.apps.watermark.triggers import SCHEMES
-from holdfast.cli.common import ArchitectureOption, DataOption, ModelArgument, RootOption, SeedOption
+from holdfast.cli.common import (
+    ArchitectureOption,
+    DataOption,
+    ModelArgument,
+    OldCopiesOption,
+    RootOption,
+    SeedOption,
+    may_be_quiet,
+)
 from holdfast.data import Dataset, Split, load_data, split_validation
 from holdfast.errors import InputError, Interrupted, StorageError, did_you_mean
 from holdfast.models import load_model, make_model, save_model
@@ -50,10 +58,12 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace the files of
 HalfOption = Annotated[
     bool, typer.Option("--half/--all", help="Give owner and attacker one half of the training data each, or all of it.")
 ]
+CopiesOption = Annotated[int, typer.Option("--samples", min=1, help="Number of noisy copies of the weights.")]
 SigmaOption = Annotated[float, typer.Option(help="Standard deviation of the noise on the weights.")]
 
 
 @app.command("embed")
+@may_be_quiet
 def embed_command(
     model: Annotated[Path | None, typer.Argument(help="Model to start from; a new one if not given.")] = None,
     data: DataOption = "mnist-mini",
@@ -115,6 +125,7 @@ def embed_command(
 
 
 @app.command("certify")
+@may_be_quiet
 def certify_command(
     model: ModelArgument,
     triggers: TriggersArgument,
@@ -122,7 +133,8 @@ def certify_command(
     radius: Annotated[
         list[float] | None, typer.Option(help="l2 radius in the weights; may be given several times.")
     ] = None,
-    n: Annotated[int, typer.Option("--n", help="Number of noisy copies.")] = 10_000,
+    samples: CopiesOption = 10_000,
+    n: OldCopiesOption = None,
     confidence: Annotated[float, typer.Option(help="Confidence of each radius.")] = 0.99,
     union: Annotated[bool, typer.Option("--union", help="Apply the confidence to all radii together.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/watermark-certify"),
@@ -136,30 +148,34 @@ def certify_command(
     secret = load_triggers(triggers)
     network = open_model(model, architecture, secret, None)
     radii = radius or [0.2, 0.4, 0.5]
-    check_reach(radii, sigma=sigma, n=n, confidence=confidence, union=union)
+    samples = n or samples
+    check_reach(radii, sigma=sigma, n=samples, confidence=confidence, union=union)
     key = hash_tensors({"model": hash_model(network), "x": secret.x, "y": secret.y})
     try:
-        right = count_copies(out / "copies.txt", key, network, secret, sigma=sigma, n=n, seed=seed, resume=resume)
+        right = count_copies(out / "copies.txt", key, network, secret, sigma=sigma, n=samples, seed=seed, resume=resume)
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; finished copies are in {out}. Go on: same command with --resume") from None
-    how: dict[str, Any] = {"sigma": sigma, "n": n, "confidence": confidence, "union": union, "seed": seed}
+    how: dict[str, Any] = {"sigma": sigma, "n": samples, "confidence": confidence, "union": union, "seed": seed}
     certificate = certify_watermark(network, secret, radii, **how, right=right)
     write_text(out / "certificate.json", json.dumps(certificate.to_json(), sort_keys=True))
     pairs = zip(certificate.radii, certificate.certified, strict=True)
     show(("weight radius", "certified trigger accuracy"), [(f"{r:g}", f"{value:.1%}") for r, value in pairs])
     typer.echo(
-        f"median under noise {certificate.median:.1%}, without noise {certificate.accuracy:.1%}; sigma {sigma:g}, {n} "
-        f"copies, {len(secret)} triggers, confidence {confidence:g} {'of all radii' if union else 'of each radius'}"
+        f"median under noise {certificate.median:.1%}, without noise {certificate.accuracy:.1%}; sigma {sigma:g}, "
+        f"{samples} copies, {len(secret)} triggers, confidence {confidence:g} "
+        f"{'of all radii' if union else 'of each radius'}"
     )
     typer.echo(f"{certificate.scope}\ncertificate: {out / 'certificate.json'}")
 
 
 @app.command("verify")
+@may_be_quiet
 def verify_command(
     model: ModelArgument,
     triggers: TriggersArgument,
     sigma: Annotated[float | None, typer.Option(help="Noise of the white-box test; no such test if not given.")] = None,
-    n: Annotated[int, typer.Option("--n", help="Number of noisy copies.")] = 1000,
+    samples: CopiesOption = 1000,
+    n: OldCopiesOption = None,
     original: Annotated[Path | None, typer.Option(help="The owner's model, to measure the distance.")] = None,
     certificate: Annotated[Path | None, typer.Option(help="certificate.json of the original.")] = None,
     false_claim: Annotated[float, typer.Option(help="Largest p-value to claim ownership.")] = 1e-6,
@@ -176,7 +192,7 @@ def verify_command(
         owner = None if original is None else open_model(original, architecture, secret, None)
         proof = None if certificate is None else read_certificate(certificate)
         how: dict[str, Any] = {"false_claim": false_claim, "original": owner, "certificate": proof, "show": True}
-        verdicts.append(verify_white_box(suspect, secret, sigma=sigma, n=n, seed=seed, **how))
+        verdicts.append(verify_white_box(suspect, secret, sigma=sigma, n=n or samples, seed=seed, **how))
     rows = []
     for v in verdicts:
         numbers = ["-" if value is None else f"{value:.3g}" for value in (v.distance, v.certified)]
@@ -188,6 +204,7 @@ def verify_command(
 
 
 @app.command("attack")
+@may_be_quiet
 def attack_command(
     model: ModelArgument,
     triggers: TriggersArgument,
@@ -197,7 +214,8 @@ def attack_command(
     lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
     radius: Annotated[float, typer.Option(help=f"Radius of {PGD}, which knows the triggers.")] = 0.5,
     sigma: SigmaOption = 0.3,
-    n: Annotated[int, typer.Option("--n", help="Noisy copies for each test of the watermark.")] = 100,
+    samples: CopiesOption = 100,
+    n: OldCopiesOption = None,
     loss: Annotated[float, typer.Option(help="Clean accuracy that the attacker may lose.")] = 0.05,
     threshold: Annotated[float, typer.Option(help="Trigger accuracy below which the watermark is gone.")] = 0.3,
     half: HalfOption = True,
@@ -215,7 +233,7 @@ def attack_command(
     dataset, secret = load_data(data, root=root), load_triggers(triggers)
     network = open_model(model, architecture, dataset, None)
     split = halves(dataset, half)[1]
-    log = AttackLog(network, dataset.test.x, dataset.test.y, secret, sigma=sigma, n=n, seed=seed)
+    log = AttackLog(network, dataset.test.x, dataset.test.y, secret, sigma=sigma, n=n or samples, seed=seed)
     if method == PGD:
         attacked = parameter_pgd(network, secret.x, secret.y, radius, sigma=sigma, samples=4, seed=seed)
         log.watch(attacked)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from holdfast.errors import HoldfastError, StorageError
+from holdfast.errors import HoldfastError, StorageError, argument
 
 
 def cache_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -61,5 +61,5 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             f"cannot write '{path}' ({error.strerror or error}). Free some space, change the permission, "
-            "or choose another folder with root= or the environment variable HOLDFAST_CACHE."
+            f"or choose another folder with {argument('root')} or the environment variable HOLDFAST_CACHE."
         ) from error

@@ -12,12 +12,13 @@ from torch import Tensor
 from holdfast.checks import check_inputs, check_labels
 from holdfast.errors import InputError
 from holdfast.random import Noise
+from holdfast.utils.show import Shown
 
 _MOST_CLASSES = 100_000  # where the number of classes is not given, a label beyond this is damage, not a class
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
+@dataclass(frozen=True, eq=False, repr=False)
+class Split(Shown):
     """One part of a data set.
 
     Attributes:
@@ -39,8 +40,8 @@ class Split:
         return Split(self.x[selection], self.y[selection], boxes)
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset(Shown):
     """A named pair of training and test split; `classes` holds one name per class index.
 
     `whole` holds everything where the source has no splits of its own, and the two splits are cut from it: an audit

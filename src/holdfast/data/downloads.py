@@ -13,7 +13,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from holdfast.data.cache import cache_root, reading, writing
 from holdfast.data.sources import BUILTIN, SOURCES
-from holdfast.errors import InputError, StorageError, did_you_mean
+from holdfast.errors import InputError, StorageError, did_you_mean, either
+from holdfast.utils.progress import shows_progress
 
 _CHUNK = 1 << 18  # bytes per read; decides only how often the bar moves
 
@@ -39,7 +40,9 @@ def download(
         timeout: seconds without any data after which the server counts as silent.
     """
     if name in BUILTIN:
-        raise InputError(f"'{name}' comes with Holdfast and needs no download: load_data('{name}')")
+        raise InputError(
+            f"'{name}' comes with Holdfast and needs no download: " + either(f"load_data('{name}')", f"--data {name}")
+        )
     if name not in SOURCES:
         raise InputError(f"unknown data set '{name}'. " + did_you_mean(name, SOURCES))
     source = SOURCES[name]
@@ -51,7 +54,7 @@ def download(
         folder.mkdir(parents=True, exist_ok=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(
-        TextColumn("{task.description}"), *columns, console=Console(stderr=True), disable=not progress
+        TextColumn("{task.description}"), *columns, console=Console(stderr=True), disable=not shows_progress(progress)
     ) as bars:
         for file in source.files:
             task = bars.add_task(file.name, total=file.size)

@@ -1,11 +1,11 @@
 """Which inputs of a data set are looked at: a seeded draw with as many of each class as of any other."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from holdfast.data.dataset import Split
+from holdfast.data.dataset import Dataset, Split
 from holdfast.data.given import Given, as_dataset
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
@@ -33,7 +33,7 @@ class Sample:
     drawn: str
 
 
-def sample(data: Given, n: int | None = None, *, split: str = "test", seed: int = 0) -> Sample:
+def sample(data: Given, n: int | None = None, *, split: str = "test", seed: int = 0, first: bool = False) -> Sample:
     """The inputs that a run looks at: n of the split, or all of them.
 
     Data that come without a split of their own (tensors, a folder of class folders) are taken whole.
@@ -43,16 +43,26 @@ def sample(data: Given, n: int | None = None, *, split: str = "test", seed: int 
         n: how many; all of them if not given or if there are no more.
         split: "test" or "train".
         seed: decides the draw.
+        first: take the first n of the split, as version 0.1.0 did: a run that it began goes on with them.
     """
-    if split not in ("train", "test"):
-        raise InputError(f"unknown split '{split}'. " + did_you_mean(split, ("train", "test")))
     if n is not None and n < 1:
         raise InputError(f"at least one input is needed, got n = {n}")
     dataset = as_dataset(data)
-    part = dataset.whole or (dataset.test if split == "test" else dataset.train)
-    index = draw(part.y, len(part) if n is None else n, seed)
+    if first and len(dataset.train):
+        dataset = replace(dataset, whole=None)
+    part = part_of(dataset, split)
+    count = min(len(part), n or len(part))
+    index = torch.arange(count) if first else draw(part.y, count, seed)
     name = dataset.name if dataset.whole is not None else f"{dataset.name} ({split})"
-    return Sample(name, dataset.classes, part.x[index], part.y[index], index, len(part), _words(part, len(index), seed))
+    words = f"the first {count:,} of {len(part):,}" if first else _words(part, count, seed)
+    return Sample(name, dataset.classes, part.x[index], part.y[index], index, len(part), words)
+
+
+def part_of(dataset: Dataset, split: str = "test") -> Split:
+    """The inputs that runs look at, and count positions in: the split, or everything if the source has no splits."""
+    if split not in ("train", "test"):
+        raise InputError(f"unknown split '{split}'. " + did_you_mean(split, ("train", "test")))
+    return dataset.whole or (dataset.test if split == "test" else dataset.train)
 
 
 def draw(y: Tensor, n: int, seed: int = 0) -> Tensor:

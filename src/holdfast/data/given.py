@@ -48,6 +48,9 @@ def as_dataset(data: Given) -> Dataset:
 
 
 def _whole(name: str, x: Tensor | npt.NDArray[Any], y: Tensor | npt.NDArray[Any], classes: Sequence[str]) -> Dataset:
+    if 0 in (x.ndim, y.ndim) or len(x) != len(y):
+        shapes = f"inputs of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}"
+        raise InputError(f"data need one label for each input, got {shapes}")
     if isinstance(x, Tensor) and isinstance(y, Tensor) and x.is_floating_point():
         split = Split(x, y)  # tensors keep dtype and device; the front door checks their range
     else:

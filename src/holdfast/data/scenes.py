@@ -14,6 +14,7 @@ from holdfast.data.builtin import mnist_mini
 from holdfast.data.dataset import Dataset, Split
 from holdfast.errors import InputError
 from holdfast.random import Noise
+from holdfast.utils.show import Shown
 
 SIDE = 28  # of an MNIST image
 PIECE = 9  # side of a piece of clutter, about half of a digit
@@ -22,8 +23,8 @@ INK = 0.1  # a pixel below this is not counted as part of a digit
 _CHUNK = 100  # scenes drawn at once; memory grows with it, the scenes do not change
 
 
-@dataclass(frozen=True, eq=False)
-class DetectionScenes:
+@dataclass(frozen=True, eq=False, repr=False)
+class DetectionScenes(Shown):
     """Images with several objects each.
 
     Attributes:

@@ -8,8 +8,6 @@ summary.json    accuracies, costs, settings, versions, hashes
 png/            the examples as pictures, if asked for
 """
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.errors import InputError
-from holdfast.utils.files import write_json, write_text
+from holdfast.utils.files import write_csv, write_json
 from holdfast.utils.limits import parse_json, read_text
 from holdfast.utils.resume import GO_ON, as_stored, check_folder, check_same, load_arrays, reading, save_arrays
 
@@ -29,29 +27,17 @@ EXAMPLES = "examples.npz"
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What the attack found for some inputs; arrays with one entry each.
+    """What the attack found for some inputs; arrays with one entry each."""
 
-    Attributes:
-        index: (B,) int64, position of the input in the data.
-        x_adv: the strongest point found, shape (B, ...).
-        success: (B,) bool, True where the model misclassifies `x_adv`.
-        by: (B,) text, the attack; "clean" where the input is misclassified unchanged, "" where nothing broke it.
-        prediction: (B,) int64, class that the model gives to `x_adv`.
-        distance: (B,) of `x_adv` from the input, in the unit of the threat or norm; infinity where not `success`.
-        gradients: (B,) int64, gradient evaluations.
-        queries: (B,) int64, forward passes, gradient evaluations included.
-        seconds: (B,) time spent: the time of the batch in equal shares.
-    """
-
-    index: npt.NDArray[np.int64]
-    x_adv: npt.NDArray[np.floating]
-    success: npt.NDArray[np.bool_]
-    by: npt.NDArray[np.str_]
-    prediction: npt.NDArray[np.int64]
-    distance: npt.NDArray[np.floating]
-    gradients: npt.NDArray[np.int64]
-    queries: npt.NDArray[np.int64]
-    seconds: npt.NDArray[np.float64]
+    index: npt.NDArray[np.int64]  # place of the input among those of the run; in results, its position in the data
+    x_adv: npt.NDArray[np.floating]  # the strongest point found, shape (B, ...)
+    success: npt.NDArray[np.bool_]  # True where the model misclassifies `x_adv`
+    by: npt.NDArray[np.str_]  # the attack; "clean" where the input is misclassified unchanged, "" where it held
+    prediction: npt.NDArray[np.int64]  # class that the model gives to `x_adv`
+    distance: npt.NDArray[np.floating]  # of `x_adv`, in the unit of the threat or norm; infinity where not `success`
+    gradients: npt.NDArray[np.int64]  # gradient evaluations
+    queries: npt.NDArray[np.int64]  # forward passes, gradient evaluations included
+    seconds: npt.NDArray[np.float64]  # time spent: the time of the batch in equal shares
 
 
 def open_folder(folder: Path, fingerprint: dict[str, Any], *, resume: bool) -> list[Found]:
@@ -72,6 +58,11 @@ def open_folder(folder: Path, fingerprint: dict[str, Any], *, resume: bool) -> l
     else:
         write_json(folder / RUN, as_stored(fingerprint), way_out=GO_ON)
     return [_load_part(path) for path in paths]
+
+
+def began_with_the_first(folder: Path) -> bool:
+    """Whether version 0.1.0 began the run of the folder, which took the first n inputs; False if there is none."""
+    return (folder / RUN).is_file() and "drawn" not in _stored_settings(folder / RUN)
 
 
 def _stored_settings(path: Path) -> dict[str, Any]:
@@ -106,12 +97,9 @@ def save_results(
 ) -> None:
     """Write `results.csv`, `examples.npz` and `summary.json`; the summary last, so that it marks a finished run."""
     columns = ("success", "by", "prediction", "distance", "gradients", "queries")
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["index", "label", *columns])
-    for row in zip(found.index.tolist(), y.tolist(), *(getattr(found, c).tolist() for c in columns), strict=True):
-        table.writerow(["" if value == np.inf else value for value in row])
-    write_text(folder / RESULTS, text.getvalue(), way_out=GO_ON)
+    values = zip(found.index.tolist(), y.tolist(), *(getattr(found, c).tolist() for c in columns), strict=True)
+    rows = (["" if value == np.inf else value for value in row] for row in values)
+    write_csv(folder / RESULTS, [("index", "label", *columns), *rows], way_out=GO_ON)
     examples = {"x": x, "x_adv": found.x_adv, "y": y, "success": found.success, "by": found.by, "index": found.index}
     save_arrays(folder / EXAMPLES, examples)
     write_json(folder / SUMMARY, as_stored(summary), way_out=GO_ON)

@@ -48,11 +48,7 @@ def save_pngs(
 ) -> Pictures:
     """Write the examples as `folder`/INDEX.png, and count them. An input that is misclassified unchanged is none.
 
-    Args:
-        x: the inputs (N, C, H, W), C = 1 or 3.
-        y: their labels (N,).
-        found: what the attack found for them.
-        threat: the set to lie in; None where the attack had none, and the range is 0 to 1.
+    The inputs (N, C, H, W) have C = 1 or 3. Without a threat, the set to lie in, the range is 0 to 1.
     """
     low, high = (0.0, 1.0) if threat is None else (threat.low, threat.high)
     chosen = np.flatnonzero(found.success & (found.by != "clean"))

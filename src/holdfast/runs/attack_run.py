@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -18,14 +18,23 @@ from holdfast.attacks import attack as run_attack
 from holdfast.attacks import nearest as run_nearest
 from holdfast.attacks.core.minimum_norm import BALLS, check_norm
 from holdfast.attacks.core.nearest import nearest_options
-from holdfast.audits.inputs import exact_text, inputs_of, to_model, to_numpy, versions_of
+from holdfast.audits.inputs import exact_text, to_model, to_numpy, versions_of
 from holdfast.audits.job import LEARNED
 from holdfast.checks import check_inputs, check_labels, check_logits, check_task
-from holdfast.data import Dataset
+from holdfast.data.draw import sample
+from holdfast.data.given import Given
 from holdfast.errors import InputError
 from holdfast.registry import get
 from holdfast.results import AttackResult
-from holdfast.runs.attack_files import PNG, Found, join, open_folder, save_part, save_results
+from holdfast.runs.attack_files import (
+    PNG,
+    Found,
+    began_with_the_first,
+    join,
+    open_folder,
+    save_part,
+    save_results,
+)
 from holdfast.runs.attack_png import save_pngs
 from holdfast.runs.attack_summary import summarize
 from holdfast.threats import Threat
@@ -35,9 +44,6 @@ from holdfast.utils.png import is_picture
 from holdfast.utils.progress import progress_bars
 
 JSON_VERSION = 1
-
-Find = Callable[[Tensor, Tensor, Tensor], tuple[AttackResult, Tensor]]
-"""(x, y, index) -> what was found, and the distance of each example (B,), infinity where there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,41 +57,31 @@ class AttackRun:
 
 def attack_run(
     model: nn.Module,
-    data: Dataset | str | tuple[Tensor, Tensor],
+    data: Given,
     goal: Threat | str,
     method: str | None = None,
     *,
     out: str | Path,
-    options: Mapping[str, Any] | None = None,
-    n: int = 500,
+    options: Mapping[str, Any] | None = None,  # of the method, such as {"steps": 20}
+    n: int = 500,  # attack the first n inputs of the split, or all of them if there are fewer
     split: str = "test",
     seed: int = 0,
-    resume: bool = False,
-    png: bool = False,
-    batch_size: int = 100,
+    resume: bool = False,  # go on with the run of the folder; without it a folder that holds one is refused
+    png: bool = False,  # also write each example as a picture, if its 8-bit version still is one
+    batch_size: int = 100,  # inputs worked on, and stored, at a time
     progress: bool = True,
-    name: str | None = None,
+    name: str | None = None,  # what to call the model in the summary; its class if not given
 ) -> AttackRun:
-    """Attack the first n inputs and keep what is found in a folder; `attack_files` lists its files.
+    """Attack n inputs and keep what is found in a folder; `attack_files` lists its files.
 
-    Random numbers belong to the position of an input in the data, and a resumed run cuts its batches as an
+    Random numbers belong to the place of an input among the n, and a resumed run cuts its batches as an
     uninterrupted one does: both give the same results.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode. Batches are moved to its device and dtype.
-        data: a data set, its name, or inputs (N, ...) in the valid range with labels (N,).
+        data: a data set, its name or path, a torch Dataset, a DataLoader, or a pair (x, y) of tensors or arrays.
         goal: a threat, to look for any example in it; or a norm, "linf", "l2" or "l1", to look for the nearest one.
         method: a name from `hf.methods("attack")`, "cascade" if none is given; for a norm one of `hf.nearest`, "auto".
-        out: folder of the run.
-        options: of the method, such as {"steps": 20}.
-        n: attack the first n inputs of the split, or all of them if there are fewer.
-        split: "test" or "train", where `data` is a data set.
-        seed: fixes every random choice.
-        resume: go on with the run of the folder; without it a folder that holds one is refused.
-        png: also write each example as a picture, if its 8-bit version still is one.
-        batch_size: inputs worked on, and stored, at a time.
-        progress: show a bar with the number of survivors, if the error output is a terminal.
-        name: what to call the model in the summary; its class if not given.
+        n: attack n inputs of the split, drawn by `seed` with the classes balanced, or all of them if there are fewer.
     """
     for key, value in (("n", n), ("batch_size", batch_size)):
         if value < 1:
@@ -93,29 +89,34 @@ def attack_run(
     threat = goal if isinstance(goal, Threat) else None
     method = method or ("cascade" if threat else "auto")
     chosen = _checked(goal, method, options)
-    label, _, x, y = inputs_of(data, split, n)
+    folder = Path(out)
+    first = resume and began_with_the_first(folder)
+    taken = sample(data, n, split=split, seed=seed, first=first)
+    x, y = taken.x, taken.y
+    threat = threat and threat.select(taken.index)
     _check_data(model, x, y, threat or BALLS[str(goal)](0.0), batch_size, png=png)
     hashes = {"model": hash_model(model), "data": hash_tensors({"x": x, "y": y})}
     aim = {"threat": str(threat)} if threat else {"norm": str(goal)}
     settings = {**aim, "method": method, "options": chosen, "seed": seed}
     exact = {"threat": exact_text(threat)} if threat else {}
-    fingerprint = {**settings, **exact, **hashes, "n": len(x), "holdfast": version("holdfast")}
+    drawn = {} if first else {"drawn": taken.drawn}
+    fingerprint = {**settings, **exact, **hashes, "n": len(x), **drawn, "holdfast": version("holdfast")}
 
-    folder = Path(out)
     parts = open_folder(folder, fingerprint, resume=resume)
-    search = partial(_in_threat, threat=threat) if threat else partial(_nearest, norm=str(goal))
-    given = dict(chosen)
-    if threat and "data" in get("attack", method).options:
-        given["data"] = to_model(model, x[:LEARNED], y[:LEARNED])[0]
-    find = partial(search, model, method=method, seed=seed, options=given)
+    learns = threat is not None and "data" in get("attack", method).options
+    given = {**chosen, **({"data": to_model(model, x[:LEARNED], y[:LEARNED])[0]} if learns else {})}
+    find = partial(_find, model, goal, method=method, seed=seed, **given)
     with progress_bars(progress, TextColumn("{task.fields[held]} not broken")) as bars:
         parts += _attack_rest(model, x, y, find, parts, folder, batch_size, bars, f"{method} {goal}")
     found = join(parts)
+    found = replace(found, index=to_numpy(taken.index[found.index]))
     pictures = save_pngs(model, x, y, found, threat, folder / PNG, batch_size=batch_size) if png else None
     summary = {
         "schema_version": JSON_VERSION,
         "model": name or type(model).__name__,
-        "data": label,
+        "data": taken.name,
+        "total": taken.total,
+        "drawn": taken.drawn,
         **settings,
         **summarize(found, nearest=threat is None),
         "png": pictures and asdict(pictures),
@@ -147,17 +148,12 @@ def _check_data(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, batch_si
         raise InputError(f"png needs images of shape (C, H, W), C = 1 or 3; the inputs have {tuple(x.shape[1:])}")
 
 
-def _in_threat(
-    model: nn.Module, x: Tensor, y: Tensor, index: Tensor, *, threat: Threat, options: dict[str, Any], **how: Any
-) -> tuple[AttackResult, Tensor]:
-    result = run_attack(model, x, y, threat, index=index, chunk=len(x), **how, **options)
-    return result, torch.where(result.success, threat.distance(result.x_adv, x), torch.inf)
-
-
-def _nearest(
-    model: nn.Module, x: Tensor, y: Tensor, index: Tensor, *, norm: str, options: dict[str, Any], **how: Any
-) -> tuple[AttackResult, Tensor]:
-    near = run_nearest(model, x, y, norm, index=index, chunk=len(x), **how, **options)
+def _find(model: nn.Module, goal: Threat | str, x: Tensor, y: Tensor, **how: Any) -> tuple[AttackResult, Tensor]:
+    """What the attack finds, and the distance of each example (B,), infinity where there is none."""
+    if isinstance(goal, Threat):
+        result = run_attack(model, x, y, goal, chunk=len(x), **how)
+        return result, torch.where(result.success, goal.distance(result.x_adv, x), torch.inf)
+    near = run_nearest(model, x, y, goal, chunk=len(x), **how)
     success = torch.isfinite(near.distance)
     return AttackResult(near.x_adv, success, near.by, near.gradients, near.queries), near.distance
 
@@ -166,7 +162,7 @@ def _attack_rest(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    find: Find,
+    find: Callable[..., tuple[AttackResult, Tensor]],
     stored: list[Found],
     folder: Path,
     batch_size: int,
@@ -185,19 +181,13 @@ def _attack_rest(
     for start in range(0, len(todo), batch_size):
         index, began = torch.tensor(todo[start : start + batch_size]), time.perf_counter()
         x_part, y_part = to_model(model, x[index], y[index])
-        result, distance = find(x_part, y_part, index)
+        result, distance = find(x_part, y_part, index=index)
         prediction = check_logits(model, result.x_adv).argmax(1)
-        part = Found(
-            index=to_numpy(index),
-            x_adv=to_numpy(result.x_adv),
-            success=to_numpy(result.success),
-            by=np.array(result.by, dtype=np.str_),
-            prediction=to_numpy(prediction),
-            distance=to_numpy(distance),
-            gradients=to_numpy(result.gradients),
-            queries=to_numpy(result.queries),
-            seconds=np.full(len(index), (time.perf_counter() - began) / len(index)),
-        )
+        tensors = {"index": index, "prediction": prediction, "distance": distance}
+        tensors |= {key: getattr(result, key) for key in ("x_adv", "success", "gradients", "queries")}
+        by, seconds = np.array(result.by, dtype=np.str_), (time.perf_counter() - began) / len(index)
+        arrays = {key: to_numpy(tensor) for key, tensor in tensors.items()}
+        part = Found(**arrays, by=by, seconds=np.full(len(index), seconds))
         save_part(folder, part)
         parts.append(part)
         held += int((~result.success).sum())

@@ -39,6 +39,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     """The content of `summary.json` for the screen, one line for each number."""
     inputs, right, held = (summary[key] for key in ("inputs", "right", "held"))
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row("inputs", summary["drawn"])
     table.add_row("clean accuracy", f"{right} of {inputs} ({summary['clean_accuracy']:.1%})")
     if "attacked_accuracy" in summary:
         text = f"{held} of {inputs} ({summary['attacked_accuracy']:.1%})"

@@ -20,6 +20,7 @@ from holdfast.attacks import attack as run_attack
 from holdfast.audits.inputs import exact_text, to_model
 from holdfast.checks import check_inputs, check_logits
 from holdfast.data import Dataset, load_data
+from holdfast.data.draw import Sample, part_of, sample
 from holdfast.errors import HoldfastError, InputError, did_you_mean
 from holdfast.models import load_model
 from holdfast.registry import get
@@ -40,6 +41,7 @@ _BATCH = 100  # inputs attacked, and stored, at a time; the answer does not depe
 _SEED = 0
 
 Settings = dict[str, Any]
+Attacks = dict[str, dict[str, Any]]  # the options of each
 Broken = dict[str, list[str]]
 """For each attack, what broke each input: "clean" where it is misclassified unchanged, "" where it held."""
 
@@ -47,25 +49,18 @@ Broken = dict[str, list[str]]
 def compare(
     runs: Sequence[str | Path],
     *,
-    data: Dataset | str | None = None,
-    threat: Threat | str | None = None,
-    attack: str = "autoattack",
-    inputs: int = 500,
+    data: Dataset | str | None = None,  # by default the data of the recipes, which must then agree
+    threat: Threat | str | None = None,  # at test time; by default the threat of the recipes, which must then agree
+    attack: str = "autoattack",  # beside PGD with 40 steps: "autoattack", the quicker "cascade", or "none"
+    inputs: int = 500,  # from the start of the test split, or all of them if there are fewer
     out: str | Path | None = None,
-    force: bool = False,
+    force: bool = False,  # replace another comparison that is in `out`
     progress: bool = True,
 ) -> Comparison:
-    """Judge the models of finished runs by the same test inputs and the same adversary.
+    """Judge the models of finished `runs`, folders of `train(out=...)`, by the same test inputs and the same adversary.
 
-    Args:
-        runs: folders that `train(out=...)` wrote.
-        data: a data set or its name; by default the data of the recipes, which must then agree.
-        threat: what the adversary may do, at test time; by default the threat of the recipes, which must then agree.
-        attack: beside PGD with 40 steps: "autoattack", the quicker "cascade", or "none".
-        inputs: number of inputs from the start of the test split, or all of them if there are fewer.
-        out: folder of the comparison. Results are stored there as they come; a second call does only what is missing.
-        force: replace another comparison that is in `out`.
-        progress: show bars, if the error output is a terminal.
+    Results are stored in the folder `out` as they come; a second call does only what is missing. `inputs` test inputs
+    are drawn with the classes balanced, or all of them are taken if there are fewer.
     """
     if attack not in ATTACKS:
         raise InputError(f"unknown attack '{attack}' to compare by. " + did_you_mean(attack, ATTACKS))
@@ -73,23 +68,20 @@ def compare(
         raise InputError(f"inputs must be at least 1, got {inputs}")
     opened = read_runs(runs)
     limit = _threat(opened, threat)
-    attacks: dict[str, dict[str, Any]] = {"pgd": {"steps": STEPS}, **({} if attack == "none" else {attack: {}})}
+    attacks: Attacks = {"pgd": {"steps": STEPS}, **({} if attack == "none" else {attack: {}})}
     for method in attacks:
         get("attack", method).check(limit, {})
     dataset = _data(opened, data)
-    x, y = dataset.test.x[:inputs], dataset.test.y[:inputs]
-    check_inputs(x, limit.low, limit.high)
     _check_models(opened, dataset, given=data is not None)
-    settings: Settings = {
-        "data": hash_tensors({"x": x, "y": y}),
-        "inputs": len(x),
-        "threat": exact_text(limit),
-        "attacks": attacks,
-        "seed": _SEED,
-        "holdfast": version("holdfast"),
-    }
-    keys = [_hash({"model": run.model, **settings})[:16] for run in opened]
     folder = None if out is None else Path(out)
+    earlier = sample(dataset, inputs, first=True)
+    settings, taken = _settings(earlier, limit, attacks), earlier
+    if folder is None or not _begun(folder, settings, opened):
+        taken = sample(dataset, inputs, seed=_SEED)
+        settings = _settings(taken, limit, attacks) | {"drawn": taken.drawn}
+    x, y = taken.x, taken.y
+    check_inputs(x, limit.low, limit.high)
+    keys = [_key(run, settings) for run in opened]
     if folder is not None:
         _check_free(folder, settings, keys, force=force)
     rows = []
@@ -101,6 +93,27 @@ def compare(
     if folder is not None:
         result.save(folder)
     return result
+
+
+def _settings(taken: Sample, threat: Threat, attacks: Mapping[str, object]) -> Settings:
+    """What decides the results, as far as the models do not."""
+    return {
+        "data": hash_tensors({"x": taken.x, "y": taken.y}),
+        "inputs": len(taken.x),
+        "threat": exact_text(threat),
+        "attacks": attacks,
+        "seed": _SEED,
+        "holdfast": version("holdfast"),
+    }
+
+
+def _key(run: Run, settings: Settings) -> str:
+    return _hash({"model": run.model, **settings})[:16]
+
+
+def _begun(folder: Path, settings: Settings, runs: Sequence[Run]) -> bool:
+    """Whether the folder has results with these settings: version 0.1.0 began it, with the first inputs."""
+    return any((folder / RESULTS / f"{_key(run, settings)}.json").exists() for run in runs)
 
 
 def default_folder(runs: Sequence[str | Path]) -> Path:
@@ -155,11 +168,11 @@ def _open_model(run: Run) -> nn.Module:
 
 def _check_models(runs: Sequence[Run], dataset: Dataset, *, given: bool) -> None:
     """Refuse, before any attack, a model that does not fit the data; `given` data may have fewer classes than it."""
-    classes = len(dataset.classes)
+    classes, part = len(dataset.classes), part_of(dataset)
     for run in runs:
         model = _open_model(run)
         try:
-            count = check_logits(model, to_model(model, dataset.test.x[:1], dataset.test.y[:1])[0]).shape[1]
+            count = check_logits(model, to_model(model, part.x[:1], part.y[:1])[0]).shape[1]
         except InputError as error:
             raise InputError(f"the run '{run.name}' does not fit the data '{dataset.name}': {error}") from error
         if count < classes or (count > classes and not given):
@@ -191,13 +204,7 @@ def _check_free(folder: Path, settings: Settings, keys: Sequence[str], *, force:
 
 
 def _judge(
-    run: Run,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    attacks: Mapping[str, dict[str, Any]],
-    store: Path | None,
-    bars: Progress,
+    run: Run, x: Tensor, y: Tensor, threat: Threat, attacks: Attacks, store: Path | None, bars: Progress
 ) -> Broken:
     """Attack the model of a run where no result is stored yet; every batch is stored as it comes."""
     broken = _stored(store, attacks, len(x))
@@ -236,7 +243,9 @@ def _row(run: Run, key: str, broken: Broken) -> Row:
     scores |= {method: [not name for name in names] for method, names in broken.items()}
     seconds = sum(epoch["seconds"] for epoch in run.history)
     images = [epoch["images_per_second"] * epoch["seconds"] for epoch in run.history if "images_per_second" in epoch]
-    robust = [epoch["validation_robust"] for epoch in run.history if "validation_robust" in epoch]
+    robust, memory = (
+        [epoch[key] for epoch in run.history if key in epoch] for key in ("validation_robust", "peak_memory_mb")
+    )
     return Row(
         name=run.name,
         folder=str(run.folder),
@@ -244,9 +253,7 @@ def _row(run: Run, key: str, broken: Broken) -> Row:
         scores={name: Score(sum(right), len(right)) for name, right in scores.items()},
         seconds=seconds,
         images_per_second=sum(images) / seconds if len(images) == len(run.history) and seconds > 0 else None,
-        peak_memory_mb=max(
-            (epoch["peak_memory_mb"] for epoch in run.history if "peak_memory_mb" in epoch), default=None
-        ),
+        peak_memory_mb=max(memory, default=None),
         best_epoch=best_epoch(run),
         epochs=int(run.history[-1]["epoch"]),
         robust_gap=max(robust) - robust[-1] if robust else None,

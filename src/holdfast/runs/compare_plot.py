@@ -1,7 +1,5 @@
 """What a comparison says and how it looks: accuracies with their intervals, tables, and one plot."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,14 +13,14 @@ from rich.text import Text
 from holdfast.audits.bracket import interval_text, percent
 from holdfast.audits.report.markdown import plain
 from holdfast.audits.report.page import duration
-from holdfast.utils.files import write_text
+from holdfast.utils.files import csv_text, write_text
 from holdfast.utils.intervals import clopper_pearson
+from holdfast.utils.show import Svg, data_frame, html_table, latex_table, lines
 
 JSON_VERSION = 1
 STEPS = 40  # of PGD
 FILES = ("compare.json", "compare.csv", "compare.md", "compare.svg")
 _GAP_TEXT = "Robust gap: highest minus last robust accuracy on the validation split, in points."
-LABELS = {"clean": "clean", "pgd": f"PGD-{STEPS}", "autoattack": "AutoAttack", "cascade": "cascade"}
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 196, 74, 84, 52
 _BAR, _GAP, _MOST = 15, 20, 24  # height of a bar, space between runs, characters of a name
@@ -50,7 +48,6 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """Share of the inputs."""
         return self.right / self.inputs
 
     @property
@@ -61,35 +58,22 @@ class Score:
 
 @dataclass(frozen=True)
 class Row:
-    """One run.
+    """One run."""
 
-    Attributes:
-        name: name of its folder.
-        method: objective, attack and regularisers, as the recipe says.
-        scores: by "clean", "pgd" and, unless there was none, the name of the second attack.
-        seconds: training time.
-        images_per_second: over all of the training.
-        peak_memory_mb: the highest of all epochs; None where the run did not measure it.
-        best_epoch: the epoch whose weights were kept, from 1.
-        epochs: how many there were.
-        robust_gap: highest minus last robust accuracy on the validation split; None without one.
-        key: decides the stored results: model file, inputs, threat and attacks.
-    """
-
-    name: str
+    name: str  # name of its folder
     folder: str
-    method: str
-    scores: Mapping[str, Score]
-    seconds: float
-    images_per_second: float | None
-    peak_memory_mb: float | None
-    best_epoch: int
+    method: str  # objective, attack and regularisers, as the recipe says
+    scores: Mapping[str, Score]  # by "clean", "pgd" and, unless there was none, the name of the second attack
+    seconds: float  # training time
+    images_per_second: float | None  # over all of the training
+    peak_memory_mb: float | None  # the highest of all epochs; None where the run did not measure it
+    best_epoch: int  # the epoch whose weights were kept, from 1
     epochs: int
-    robust_gap: float | None
-    key: str
+    robust_gap: float | None  # highest minus last robust accuracy on the validation split; None without one
+    key: str  # decides the stored results: model file, inputs, threat and attacks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Rows in the order of the runs, and what they were all judged by."""
 
@@ -109,7 +93,7 @@ class Comparison:
     @property
     def header(self) -> list[str]:
         """The columns as they are shown."""
-        scores = [LABELS[name] for name in self.rows[0].scores]
+        scores = [_label(name) for name in self.rows[0].scores]
         return ["run", "method", *scores, "training", "images/s", "peak MB", "best epoch", "robust gap"]
 
     def table(self) -> Table:
@@ -128,28 +112,61 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """A heading that says what was measured, and the table."""
-        lines = [self.header, ["---"] * 2 + ["---:"] * (len(self.header) - 2)]
-        for row in self.rows:
-            scores = [f"{percent(score.accuracy)} ({interval_text(score.interval)})" for score in row.scores.values()]
-            lines.append([plain(cell) for cell in (row.name, row.method, *scores, *_cells(row))])
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        rows = [self.header, ["---"] * 2 + ["---:"] * (len(self.header) - 2)]
+        rows += [[plain(cell) for cell in row] for row in self._texts()]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         return f"{plain(self.heading)}.\n\n{table}\n\n{_GAP_TEXT}\n"
 
     def to_csv(self) -> str:
         """One line per run; accuracies as shares, each with the ends of its interval."""
-        text = io.StringIO(newline="")
-        figures = ("seconds", "images_per_second", "peak_memory_mb", "best_epoch", "epochs", "robust_gap")
-        scores = [f"{name}{end}" for name in self.rows[0].scores for end in ("", "_low", "_high")]
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["name", "folder", "method", *scores, *figures])
+        rows = [_figures(row) for row in self.rows]
+        return csv_text([list(rows[0]), *(list(row.values()) for row in rows)])
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with one row per run and the columns of the CSV file."""
+        return data_frame([_figures(row) for row in self.rows])
+
+    def to_latex(self) -> str:
+        """Return the table as LaTeX, in the style of booktabs."""
+        return latex_table(f"{self.heading}. {_GAP_TEXT}", self.header, self._texts())
+
+    def __repr__(self) -> str:
+        return lines(f"Comparison: {self.heading}", {row.name: _answers(row) for row in self.rows})
+
+    def _repr_html_(self) -> str:
+        return self.plot()._repr_html_() + html_table(self.heading, self.header, self._texts())
+
+    def plot(self) -> Svg:
+        """Draw the accuracies with their intervals, for each run."""
+        return Svg(self.to_svg(), self.heading)
+
+    def _texts(self) -> list[list[str]]:
+        """The cells of each row as text."""
+        rows = []
         for row in self.rows:
-            values = [value for score in row.scores.values() for value in (score.accuracy, *score.interval)]
-            table.writerow([row.name, row.folder, row.method, *values, *(getattr(row, key) for key in figures)])
-        return text.getvalue()
+            scores = [f"{percent(score.accuracy)} ({interval_text(score.interval)})" for score in row.scores.values()]
+            rows.append([row.name, row.method, *scores, *_cells(row)])
+        return rows
 
     def to_svg(self) -> str:
-        """The plot: accuracies with their intervals, for each run."""
-        return _bars(self)
+        """The plot: horizontal bars, a group for each run, so that long names and any number of runs have room."""
+        names = list(self.rows[0].scores)
+        group = _BAR * len(names) + _GAP
+        bottom = _TOP + group * len(self.rows)
+        summary = " ".join(f"{row.name}: {_answers(row)}." for row in self.rows)
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + _BOTTOM}" role="img" '
+            'aria-labelledby="title summary">',
+            f'<title id="title">{escape(self.heading)}</title>',
+            f'<desc id="summary">{escape(summary)}</desc>',
+            _STYLE,
+            f'<text class="heading" x="16" y="28">{escape(self.heading)}</text>',
+            *_legend(names),
+            *_axis(bottom),
+        ]
+        for i, row in enumerate(self.rows):
+            parts += _group(row, _TOP + i * group + _GAP / 2)
+        return "\n".join([*parts, "</svg>"]) + "\n"
 
     def to_json(self) -> str:
         """Everything; docs/compare.md lists the keys."""
@@ -169,6 +186,21 @@ class Comparison:
         for name, text in zip(FILES, (self.to_json(), self.to_csv(), self.to_markdown(), self.to_svg()), strict=True):
             write_text(Path(folder) / name, text)
         return Path(folder)
+
+
+def _answers(row: Row) -> str:
+    """The accuracies of a run on one line."""
+    return ", ".join(f"{_label(name)} {percent(score.accuracy)}" for name, score in row.scores.items())
+
+
+def _figures(row: Row) -> dict[str, object]:
+    """Name, method and every figure of a run; accuracies as shares, each with the ends of its interval."""
+    figures: dict[str, object] = {key: getattr(row, key) for key in ("name", "folder", "method")}
+    for name, score in row.scores.items():
+        low, high = score.interval
+        figures |= {name: score.accuracy, f"{name}_low": low, f"{name}_high": high}
+    others = ("seconds", "images_per_second", "peak_memory_mb", "best_epoch", "epochs", "robust_gap")
+    return figures | {key: getattr(row, key) for key in others}
 
 
 def _cells(row: Row) -> list[str]:
@@ -192,29 +224,8 @@ def _x(share: float) -> float:
     return _LEFT + (_WIDTH - _LEFT - _RIGHT) * share
 
 
-def _bars(comparison: Comparison) -> str:
-    """Horizontal bars in groups, one group for each run, so that long names have room and any number of runs fits."""
-    names = list(comparison.rows[0].scores)
-    group = _BAR * len(names) + _GAP
-    bottom = _TOP + group * len(comparison.rows)
-    height = bottom + _BOTTOM
-    summary = " ".join(
-        f"{row.name}: {', '.join(f'{LABELS[n]} {percent(s.accuracy)}' for n, s in row.scores.items())}."
-        for row in comparison.rows
-    )
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        'aria-labelledby="title summary">',
-        f'<title id="title">{escape(comparison.heading)}</title>',
-        f'<desc id="summary">{escape(summary)}</desc>',
-        _STYLE,
-        f'<text class="heading" x="16" y="28">{escape(comparison.heading)}</text>',
-        *_legend(names),
-        *_axis(bottom),
-    ]
-    for i, row in enumerate(comparison.rows):
-        parts += _group(row, _TOP + i * group + _GAP / 2)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+def _label(name: str) -> str:
+    return {"pgd": f"PGD-{STEPS}", "autoattack": "AutoAttack"}.get(name, name)
 
 
 def _kind(name: str) -> str:
@@ -226,7 +237,7 @@ def _legend(names: list[str]) -> list[str]:
     for i, name in enumerate(names):
         x = _LEFT + 116 * i
         parts.append(f'<rect class="bar {_kind(name)}" x="{x}" y="49" width="13" height="13"/>')
-        parts.append(f'<text x="{x + 20}" y="60">{LABELS[name]}</text>')
+        parts.append(f'<text x="{x + 20}" y="60">{_label(name)}</text>')
     return parts
 
 
@@ -251,15 +262,12 @@ def _group(row: Row, top: float) -> list[str]:
         y = top + i * _BAR
         low, high = (f"{_x(end):.1f}" for end in score.interval)
         centre = f"{y + _BAR / 2 - 0.5:.1f}"
-        text = f"{row.name}, {LABELS[key]}: {score.right} of {score.inputs} = {percent(score.accuracy)}"
+        text = f"{row.name}, {_label(key)}: {score.right} of {score.inputs} = {percent(score.accuracy)}"
         text += f" (95 % interval {interval_text(score.interval)})"
         bar = f'x="{_LEFT}" y="{y:.1f}" width="{_x(score.accuracy) - _LEFT:.1f}" height="{_BAR - 1}"'
         parts.append(f'<g><title>{escape(text)}</title><rect class="bar {_kind(key)}" {bar}/>')
-        parts += [
-            f'<line class="{kind}" x1="{low}" x2="{high}" y1="{centre}" y2="{centre}"/>'
-            for kind in ("halo", "interval")
-        ]
-        parts.append(
-            f'<text x="{_x(score.interval[1]) + 8:.1f}" y="{y + 11.5:.1f}">{percent(score.accuracy)}</text></g>'
-        )
+        line = f'x1="{low}" x2="{high}" y1="{centre}" y2="{centre}"'
+        parts += [f'<line class="{kind}" {line}/>' for kind in ("halo", "interval")]
+        place = f'x="{_x(score.interval[1]) + 8:.1f}" y="{y + 11.5:.1f}"'
+        parts.append(f"<text {place}>{percent(score.accuracy)}</text></g>")
     return parts

@@ -31,6 +31,7 @@ STATIC = {
     "style.css": "text/css; charset=utf-8",
     "common.js": "text/javascript; charset=utf-8",
     "runs.js": "text/javascript; charset=utf-8",
+    "curves.js": "text/javascript; charset=utf-8",
     "try.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }

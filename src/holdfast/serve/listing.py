@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from holdfast.serve.run_curves import BYTES, Curve, read_curves
 from holdfast.utils.limits import LARGEST, parse_json
 
 PROGRESS, RESULT, STORE = "progress.json", "audit.json", "audit.sqlite"
@@ -56,6 +57,7 @@ class Run:
         headline: the answer of a finished audit in one sentence.
         brackets: one for each threat.
         files: the ones of `FILES` that are there.
+        curves: of a training run, epoch by epoch.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Run:
     headline: str = ""
     brackets: tuple[BracketNow, ...] = ()
     files: tuple[str, ...] = field(default=())
+    curves: tuple[Curve, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As values for JSON."""
@@ -171,13 +174,15 @@ def read_run(name: str, folder: Path) -> Run | None:
     if about is None:
         return None
     data = _text(about.get("data"))
+    curves = read_curves(_read(folder / HISTORY, BYTES))
     if plain(folder / MODEL):
-        return Run(name, "train", "finished", data=data, updated=_changed(folder / MODEL), files=files)
+        updated = _changed(folder / MODEL)
+        return Run(name, "train", "finished", data=data, updated=updated, files=files, curves=curves)
     # It has no progress.json; a row of its history comes with each epoch.
     updated = max(_changed(folder / file) for file in (ABOUT, HISTORY))
     going = _age(updated) <= SILENT
     state, step = ("running", "training") if going else ("stopped", "")
-    return Run(name, "train", state, data=data, updated=updated, step=step, files=files)
+    return Run(name, "train", state, data=data, updated=updated, step=step, files=files, curves=curves)
 
 
 def _from_progress(name: str, folder: Path, files: tuple[str, ...]) -> Run:
@@ -228,6 +233,8 @@ def _parsed_answer(path: Path, changed: int, size: int) -> dict[str, Any]:
         levels = row.get("levels") if isinstance(row, dict) else None
         if isinstance(levels, list) and levels and all(isinstance(level, dict) for level in levels):
             last = {**levels[-1], "threat": row.get("threat"), "clean": levels[0].get("attacked")}
+            if row.get("proved") is False:
+                last["certified"] = None
             answer["brackets"] = (*answer.get("brackets", ()), *_brackets([last]))
     return answer | {"model": _text(body.get("name")), "updated": answer["created"]}
 

@@ -93,8 +93,10 @@ def test_a_model_of_which_little_is_proved_is_to_be_trained_for_the_proof():
 
 def test_smoothing_is_for_l2_where_nothing_is_proved():
     noisy = (
-        "holdfast train mnist-mini-gaussian\n"
-        "holdfast audit runs/mnist-mini-gaussian/model.safetensors --data mnist-mini --threat l2:0.5 --sigma 0.25"
+        "holdfast train own-noise --model MODEL --data mnist-mini --set threat=l2:0.5 --set objective.sigma=0.25 "
+        "--out runs/net-noise\n"
+        "holdfast audit runs/net-noise/model.safetensors --data mnist-mini --threat l2:0.5 --sigma 0.25 --n 100 "
+        "--budget standard"
     )
     for bracket in (
         make_bracket("l2:0.5", 0.5, 95, 90, 0),
@@ -102,15 +104,15 @@ def test_smoothing_is_for_l2_where_nothing_is_proved():
     ):
         assert noisy in commands(make(bracket))
     assert noisy not in commands(make(make_bracket("l2:0.5", 0.5, 95, 90, 5)))
-    # The noise is that of the recipe, whatever the budget; half the budget where there is no recipe.
-    assert "--sigma 0.25" in commands(make(make_bracket("l2:1", 1.0, 95, 90, 0)))[-2]
-    assert "--sigma 0.5" in commands(make(make_bracket("l2:1", 1.0, 95, 90, 0), data="photos"))[-2]
-    assert not any("--sigma" in command for command in commands(make(linf(95, 90, 0))))
+    # The noise is half the budget; at another norm, which smoothing says nothing about, a usual one.
+    assert "--sigma 0.5" in commands(make(make_bracket("l2:1", 1.0, 95, 90, 0)))[-2]
+    assert "--threat l2:0.5 --sigma 0.25" in commands(make(linf(95, 90, 0)))[-2]
+    assert "proves nothing about linf" in next_steps(make(linf(95, 90, 0)))[-2].text
 
 
 def test_the_recipe_fits_threat_and_data():
     def recipe(threat, budget, data):
-        found = commands(make(make_bracket(threat, budget, 95, 50, 0), data=data))
+        found = commands(make(make_bracket(threat, budget, 95, 50, 1), data=data))
         return [command for command in found if command.startswith("holdfast train")]
 
     assert recipe("linf:8/255", 8 / 255, "cifar10 (test)") == [
@@ -124,7 +126,12 @@ def test_the_recipe_fits_threat_and_data():
     assert recipe("linf:0.3", 0.3, "mnist (test)")[1] == "holdfast train mnist-crown-ibp-0.3"
     assert recipe("patch:5x5", 25.0, "mnist (test)") == ["holdfast train mnist-patch-5x5"]
     assert recipe("sparse:4", 4.0, "mnist-mini (test)") == ["holdfast train mnist-mini-sparse"]
-    assert recipe("linf:0.1", 0.1, "my photos") == ["holdfast train --list"]
+    assert recipe("linf:0.1", 0.1, "my photos") == [
+        "holdfast train --list",
+        "holdfast train own-proof --model MODEL --data 'my photos' --set threat=linf:0.1 --out runs/net-proof\n"
+        "holdfast audit runs/net-proof/model.safetensors --data 'my photos' --threat linf:0.1 --n 100 "
+        "--budget standard",
+    ]
     assert recipe("box:0.1", 0.1, "mnist (test)") == ["holdfast train --list"]
 
 
@@ -137,7 +144,9 @@ def test_doubts_about_the_attack_come_first():
 
 
 def test_more_time_is_for_what_time_can_change():
-    late = make(linf(95, 90, 80, skipped=("milp: no time",)), make_bracket("l2:1", 1.0, 95, 95, 95), plan="10m")
+    late = make(
+        linf(95, 90, 80, skipped=("milp: no time for 3 inputs",)), make_bracket("l2:1", 1.0, 95, 95, 95), plan="10m"
+    )
     assert commands(late)[0] == "holdfast audit MODEL --data mnist-mini --threat linf:0.1 --budget thorough"
     assert "time was not enough" in next_steps(late)[0].text
     assert "thorough" not in " ".join(commands(make(linf(95, 90, 80), plan="thorough")))
@@ -184,8 +193,8 @@ def test_there_is_always_a_step_and_every_command_can_be_read(counts, threat, pr
         assert verb in ("audit", "attack", "certify", "train", "explain")
         assert ";" not in "".join(rest) or data in " ".join(rest)
         if verb == "train" and rest[0] != "--list":
-            override = dict(text.split("=", 1) for text in rest[2:])
-            assert load_recipe(rest[0], override).data == data.partition(" ")[0]
+            override = dict(rest[i + 1].split("=", 1) for i, word in enumerate(rest) if word == "--set")
+            assert load_recipe(rest[0], override).data in (data.partition(" ")[0], None)
     assert all(re.search(r"[.!]$", step.text) for step in steps)
     assert np.all([step.text[0].isupper() for step in steps])
 

@@ -47,7 +47,9 @@ def test_plot_draws_the_bracket_and_can_be_read_without_a_mouse():
     texts = [text.text for text in root.iter("text")]
     for text in ("0.2", "75 %", "accuracy", "under attack", "certified", "budget: largest change of a value (linf)"):
         assert text in texts
-    assert "certified (not run)" in bracket_plot(make_bracket(proved=False))
+    not_run = bracket_plot(make_bracket(proved=False))  # no curve at 0 % for what was not run
+    assert "certified" not in not_run.replace("no certificate was run", "")
+    assert 'class="band"' not in not_run
 
 
 def test_plot_keeps_the_number_of_the_largest_budget():
@@ -88,11 +90,16 @@ def test_png_scales_and_clips_to_the_range():
 
 
 def test_terminal_table():
-    console = Console(width=120, record=True, file=io.StringIO())
+    console = Console(width=160, record=True, file=io.StringIO())
     console.print(make().table())
     text = console.export_text()
-    assert "Between 30.0 % and 60.0 % of 10 inputs hold at linf:0.2." in text
+    headline = "Between 30 % and 60 % of the 10 test images keep their label when every pixel may change by up to 0.2."
+    assert headline in " ".join(text.split())
     assert re.search(r"0\.1 .*40\.0 % .*12\.2 to 73\.8 .*70\.0 % .*34\.8 to 93\.3 .* 3 ", text)
+    console.print(make(proved=False).table())
+    without = console.export_text()
+    assert without.count("not run") == 2
+    assert " 0.0 %" not in without
 
 
 def test_json_follows_its_schema():
@@ -198,7 +205,7 @@ def test_model_card_has_what_a_reader_needs():
     brackets = (make_bracket(trust=TRUST, skipped=("milp: no time",)), make_bracket("l2:0.2", proved=False))
     card = model_card(make("a|b", brackets=brackets))
     for text in (
-        "![Of 10 inputs hold:",
+        "![Of the 10 test images, between 30 % and 60 % keep their label when every pixel may change by up to 0.2",
         "](badge.svg)",
         "| linf:0.2 | 90.0 % | 30.0 % (6.7 to 65.2) | 60.0 % (26.2 to 87.8) | 3 |",
         "| l2:0.2 | 90.0 % | not run |",

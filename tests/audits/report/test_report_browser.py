@@ -124,7 +124,10 @@ def control(gallery, name):
 def test_filter_and_sort(open_page):
     page = open_page()
     gallery = page.locator("[data-gallery='0']")
-    assert "Of 60 inputs hold: between 33.3 % and 50.0 % at linf:0.1" in page.locator("h1").inner_text()
+    assert (
+        "Of the 60 test images, between 33.3 % and 50 % keep their label when every pixel may change by up to 0.1"
+        in page.locator("h1").inner_text()
+    )
     # It starts with what broke, the smallest example first.
     assert positions(gallery) == list(range(29, 5, -1))
     assert gallery.locator(".count").inner_text() == "Inputs 1 to 24 of 25 (of 60 in all)"

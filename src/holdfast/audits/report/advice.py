@@ -5,22 +5,25 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
 from holdfast.audits.bracket import Bracket, Group, percent
 from holdfast.audits.plan import PLANS
 from holdfast.audits.report.commands import command, data_name, readable
+from holdfast.audits.report.next_step import Step
+from holdfast.audits.report.unproved import for_the_proof, smoothing, unproved_steps
 from holdfast.audits.result import Audit
 from holdfast.registry import get
 from holdfast.threats import threat as read_threat
-from holdfast.training import load_recipe
 
 SHOWN = 4
 """Inputs named in a command."""
 WEAK = 0.8
 """Of the clean accuracy: if attacks leave less, the model is to be trained against them."""
+ALL = "holdfast train --list"
+"""Shows every recipe, where none fits."""
 LOOSE = 0.5
 """Of the accuracy under attack: if less is proved, the model is to be trained for the proof."""
 # Recipes by what follows the name of the data, the one to try first in front. They train for a proof, ...
@@ -30,17 +33,8 @@ _PROVABLE = {
     "patch": ("patch", "ablation"),
     "sparse": ("sparse", "ablation-pixels"),
 }
-# ... against attacks, which keeps more of the clean accuracy, and for smoothing.
+# ... or against attacks, which keeps more of the clean accuracy.
 _ROBUST = {"linf": ("trades", "at")}
-_NOISY = {"l2": ("gaussian",)}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing to do: why, in a sentence or two, and the command; MODEL stands for the file of the model."""
-
-    text: str
-    command: str
 
 
 def next_steps(audit: Audit) -> tuple[Step, ...]:
@@ -84,7 +78,7 @@ def _unfinished(audit: Audit) -> list[Step]:
     """More time for what is undecided, unless all there is has been tried."""
     plan = str(audit.settings.get("plan"))
     # Only a plan with a time limit leaves things for want of time; in the others what was skipped does not fit.
-    late = [b.threat for b in audit.brackets if plan not in PLANS and any("no time" in text for text in b.skipped)]
+    late = [b.threat for b in audit.brackets if plan not in PLANS and any("no time for" in text for text in b.skipped)]
     if late:
         text = f"The time was not enough for all that could be tried at {', '.join(late)}: give more."
         return [Step(text, command("audit", audit, late, "--budget", "thorough"))]
@@ -113,26 +107,17 @@ def _training(audit: Audit, bracket: Bracket) -> list[Step]:
     if not bracket.proved and not bracket.skipped:
         text = f"No certificate was run at {at}: only one can tell what holds against every attack."
         return [*steps, Step(text, command("certify", audit, [at]))]
+    if bracket.nothing_proved:
+        return [*steps, *unproved_steps(audit, bracket)]
     if not (weak or last.certified < LOOSE * last.attacked):
         return steps
     share = f"Only {percent(last.certified_accuracy)}" if last.certified else "Nothing"
     text = f"{share} is proved at {at}: train for the proof, and more can be certified."
-    steps.append(Step(text, _recipe(audit, bracket, _PROVABLE)))
-    if not last.certified and _norm(at) in _NOISY:
-        text = f"{share} is proved at {at}: smoothing proves radii of any model that was trained with noise."
-        steps.append(Step(text, _smoothing(audit, bracket)))
+    shipped, own = _recipe(audit, bracket, _PROVABLE), for_the_proof(audit, bracket)
+    steps.append(replace(own, text=f"{text} {own.text}") if own and shipped == ALL else Step(text, shipped))
+    if not last.certified and _norm(at) == "l2":
+        steps += filter(None, [smoothing(audit, bracket)])
     return steps
-
-
-def _smoothing(audit: Audit, bracket: Bracket) -> str:
-    """Commands that train with noise and audit the smoothed result, with the same noise."""
-    train = _recipe(audit, bracket, _NOISY)
-    name = train.split()[2]
-    if name == "--list":  # noise of half the budget is a usual start
-        return command("audit", audit, [bracket.threat], "--sigma", f"{bracket.budgets[-1] / 2:.2g}")
-    sigma = load_recipe(name).objective.options["sigma"]
-    trained = f"runs/{name}/model.safetensors"
-    return f"{train}\n{command('audit', audit, [bracket.threat], '--sigma', f'{sigma:g}', model=trained)}"
 
 
 def _weakest_class(audit: Audit) -> list[Step]:
@@ -183,7 +168,7 @@ def _recipe(audit: Audit, bracket: Bracket, kinds: Mapping[str, Sequence[str]]) 
             if re.fullmatch(rf"{kind}(-l2)?(-[\d.x]+)?", name.removeprefix(f"{data}-")):
                 fitting.append((rank, abs(math.log(budget / bracket.budgets[-1])), name, threat))
     if not fitting:
-        return "holdfast train --list"
+        return ALL
     *_, name, threat = min(fitting)
     same = threat == bracket.threat or not readable(bracket.threat)
     return shlex.join(["holdfast", "train", name, *([] if same else ["--set", f"threat={bracket.threat}"])])

@@ -8,7 +8,9 @@ from holdfast.audits.bracket import DOUBTS, interval_text, percent
 from holdfast.audits.report.commands import command
 from holdfast.audits.report.gallery import class_namer, state
 from holdfast.audits.report.markdown import code, fenced, plain
+from holdfast.audits.report.unproved import unproved
 from holdfast.audits.result import Audit
+from holdfast.audits.words import EXACT
 
 COLUMNS = (
     *("threat", "position", "label", "class", "prediction", "state"),
@@ -50,12 +52,13 @@ def badge(audit: Audit) -> str:
     bracket = audit.brackets[0]
     last = bracket.levels[-1]
     certified = _whole(last.certified_accuracy) if bracket.proved else "not run"
-    parts = [
-        (f"robust @ {bracket.threat}", _BADGE["name"]),
+    both = [
         (f"certified {certified}", _BADGE["certified"]),
         (f"attacked {_whole(last.attacked_accuracy)}", _BADGE["attacked"]),
     ]
-    if audit.verdict is not None and DOUBTS[audit.verdict.level]:
+    ends = [(bracket.answer, _BADGE["certified"])] if bracket.exact else both
+    parts = [(f"robust @ {bracket.threat}", _BADGE["name"]), *ends]
+    if audit.verdict is not None and audit.doubt:
         parts.append((DOUBTS[audit.verdict.level], _BADGE["doubt"]))
     # Of common sans-serif faces at 11 px a letter takes 6.4 px on average; `textLength` fits the text to its box.
     widths = [6.4 * len(text) + 12 for text, _ in parts]
@@ -91,9 +94,11 @@ def model_card(audit: Audit) -> str:
         "",
         f"![{plain(audit.headline)}](badge.svg)",
         "",
-        f"**{plain(audit.headline)}** Measured by Holdfast on {plain(audit.data)}, {audit.inputs} inputs, from both",
-        "sides: what is certified holds against every attack of the threat; what an attack broke does not hold.",
+        f"**{plain(audit.headline)}** Measured by Holdfast on {plain(audit.data)}, inputs:",
+        f"{plain(audit.drawn or str(audit.inputs))}, from both sides: what is certified holds against every attack of",
+        "the threat; what an attack broke does not hold.",
         "",
+        *_unproved(audit),
         "| threat | clean | certified (95 %) | under attack (95 %) | undecided |",
         "|---|---|---|---|---|",
     ]
@@ -102,11 +107,12 @@ def model_card(audit: Audit) -> str:
         lines.append(
             f"| {plain(bracket.threat)} | {percent(bracket.clean)} | {proved if bracket.proved else 'not run'} | "
             f"{percent(level.attacked_accuracy)} ({interval_text(level.attacked_interval)}) | "
-            f"{level.attacked - level.certified} |"
+            f"{level.attacked - level.certified if bracket.proved else 'not known'} |"
         )
     verdict = audit.verdict
     trust = "not probed" if verdict is None else f"**{verdict.level}** ({plain(verdict.reason)})"
     lines += ["", f"- The attacks: {trust}."]
+    lines += [f"- {plain(b.threat)}: {EXACT}." for b in audit.brackets if b.exact]
     lines += [f"- {plain(note)}" for note in audit.notes]
     if audit.settings.get("alpha"):
         lines.append(f"- Each proof is wrong with probability {audit.settings['alpha']:g} at most.")
@@ -116,6 +122,12 @@ def model_card(audit: Audit) -> str:
     lines += [f"- {plain(versions)}; {plain(audit.created)}; {seconds:.0f} s of work."]
     lines += ["", "To repeat it, with the same versions:", "", fenced(_repeat(audit)), ""]
     return "\n".join(lines)
+
+
+def _unproved(audit: Audit) -> list[str]:
+    """What it means that nothing is proved, where that is so."""
+    found = [answer for bracket in audit.brackets if (answer := unproved(audit, bracket)) is not None]
+    return [line for answer in found for line in (f"{plain(answer.meaning)} {plain(answer.reach)}", "")]
 
 
 def _repeat(audit: Audit) -> str:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from holdfast.audits.bracket import Bracket, Record
 from holdfast.audits.result import Audit
 from holdfast.audits.rows import Example
+from holdfast.audits.words import denominator
 from holdfast.explanations.core.pictures import signed_map
 from holdfast.utils.png import data_uri, is_picture
 
@@ -54,7 +55,8 @@ def gallery(audit: Audit, *, picture_bytes: int = PICTURE_BYTES) -> dict[str, An
 
     Keys: "classes" (name by number), "columns" (names of the groups), "groups" (for each input, a text for each
     column), "originals" (pictures by position, which the brackets share) and "brackets": for each, "threat", "budget",
-    "left" (how many examples are shown without pictures) and "rows", an object for each input.
+    "parts" (denominator that sizes are written with; 0 if they are not), "left" (how many examples are shown without
+    pictures) and "rows", an object for each input.
     """
     originals, found, left = _pictures(audit, picture_bytes)
     name = class_namer(audit)
@@ -68,6 +70,7 @@ def gallery(audit: Audit, *, picture_bytes: int = PICTURE_BYTES) -> dict[str, An
             {
                 "threat": bracket.threat,
                 "budget": bracket.budgets[-1],
+                "parts": int(denominator(bracket.threat) or 0),
                 "left": left[k],
                 "rows": [_row(r, bracket, found.get((k, r.position), {})) for r in bracket.records],
             }

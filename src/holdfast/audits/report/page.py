@@ -15,9 +15,14 @@ from markupsafe import Markup
 
 from holdfast.audits.bracket import Bracket, Group, interval_text, percent
 from holdfast.audits.report.advice import next_steps
+from holdfast.audits.report.commands import source_of
 from holdfast.audits.report.gallery import class_namer, gallery, island, state
+from holdfast.audits.report.glossary import glossary
 from holdfast.audits.report.plot import UNITS, bracket_plot, range_bar
+from holdfast.audits.report.unproved import unproved
 from holdfast.audits.result import Audit
+from holdfast.audits.rows import Ran
+from holdfast.audits.words import EXACT, like, parts_of
 from holdfast.errors import InputError
 
 PAGE = Path(__file__).parent / "templates"
@@ -73,8 +78,9 @@ def _environment() -> Environment:
         "interval": interval_text,
         "duration": duration,
         "setting": _setting_text,
-        "range_bar": lambda clean, largest: Markup(range_bar(clean, largest)),
+        "range_bar": lambda clean, largest, proved: Markup(range_bar(clean, largest, has_proof=proved)),
     }
+    page.globals["exact"] = EXACT
     for name in ("css", "js"):
         text = (PAGE / f"report.{name}").read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -85,19 +91,24 @@ def _environment() -> Environment:
 def _report(audit: Audit) -> dict[str, Any]:
     """All that the report of one audit shows."""
     shown = gallery(audit)
+    answers = [answer for bracket in audit.brackets if (answer := unproved(audit, bracket)) is not None]
+    told = {step.command for answer in answers for step in answer.steps}
     return _run(audit) | {
         "brackets": [
             _bracket(audit, bracket, part["left"])
             for bracket, part in zip(audit.brackets, shown["brackets"], strict=True)
         ],
-        "next": next_steps(audit),
+        "unproved": answers,
+        "next": [step for step in next_steps(audit) if step.command not in told],
+        "named": bool(source_of(audit, "model")),
+        "glossary": glossary(audit),
         "island": island(shown),
     }
 
 
 def _run(audit: Audit) -> dict[str, Any]:
     """What was run."""
-    settings = {key: value for key, value in audit.settings.items() if key not in ("steps", "notes")}
+    settings = {key: value for key, value in audit.settings.items() if key not in ("steps", "notes", "source")}
     several = len(audit.brackets) > 1
     decided: Counter[str] = Counter()
     for bracket in audit.brackets:
@@ -106,31 +117,51 @@ def _run(audit: Audit) -> dict[str, Any]:
         decided.update(f"certified by {r.certified_by}{at}" for r in bracket.records if r.certified)
     return {
         "audit": audit,
-        "steps": [
-            {**step, "time": _spent(audit, f"{step['stage']} {step['method']}")}
-            for step in audit.settings.get("steps", ())
-        ],
+        "ran": [{"threat": b.threat, "rows": rows} for b in audit.brackets if (rows := _steps(audit, b))],
         "settings": {key: _setting_text(value) for key, value in settings.items()},
-        "seconds": {step: duration(seconds) for step, seconds in audit.seconds.items()},
         "total": sum(audit.seconds.values()),
         "decided": dict(decided),
     }
 
 
-def _spent(audit: Audit, step: str) -> str:
-    seconds = audit.seconds.get(step)
-    return "not run" if seconds is None else duration(seconds)
+def _steps(audit: Audit, bracket: Bracket) -> list[dict[str, Any]]:
+    """What each step did at one threat; of an audit of version 0.1.0 only the time of each method is known."""
+    plan = audit.settings.get("steps", ())
+    if not bracket.steps:
+        known = [(*name.partition(" "), seconds) for name, seconds in bracket.seconds.items() if " " in name]
+        rest = {"inputs": "", "result": "", "options": {}}
+        return [{"stage": a, "method": b, "time": duration(seconds), **rest} for a, _, b, seconds in known]
+    rows: list[dict[str, Any]] = []
+    for step in bracket.steps:
+        options = plan[step.number - 1]["options"] if step.number <= len(plan) else {}
+        row = {"stage": step.stage, "method": step.method, "inputs": step.inputs, "time": duration(step.seconds)}
+        rows.append(row | {"result": _result(step), "options": options})
+    if "trust" in bracket.seconds:
+        broken = sum(r.broken_by == "probe" for r in bracket.records)
+        probes = {"stage": "probes", "method": "of the attack", "inputs": "", "options": {}}
+        result = f"{broken} broken" if broken else "none broken"
+        rows.append(probes | {"result": result, "time": duration(bracket.seconds["trust"])})
+    return rows
+
+
+def _result(step: Ran) -> str:
+    if step.stage == "attack":
+        return f"{step.decided} broken" if step.decided else "none broken"
+    counts = {"proved": step.decided, "at a smaller budget": step.part, "broken": step.broken}
+    return ", ".join(f"{count} {text}" for text, count in counts.items() if count) or "none proved"
 
 
 def _bracket(audit: Audit, bracket: Bracket, left: int) -> dict[str, Any]:
     """What is shown of one threat; `left` examples have no pictures."""
     last, name = bracket.levels[-1], class_namer(audit)
+    kind = parts_of(bracket.threat).kind
     return {
         "bracket": bracket,
         "last": last,
-        "unit": UNITS.get(bracket.threat.partition(":")[0], ""),
-        "attacks": _methods(bracket, "attack"),
-        "certificates": _methods(bracket, "certify"),
+        "kind": kind,
+        "unit": UNITS.get(kind, ""),
+        "attacks": _attacks(bracket),
+        "certificates": _certificates(bracket),
         "population": (last.certified_interval[0], last.attacked_interval[1]),
         "plot": Markup(bracket_plot(bracket)),
         "tables": _tables(audit, bracket),
@@ -142,6 +173,8 @@ def _bracket(audit: Audit, bracket: Bracket, left: int) -> dict[str, Any]:
                 "label": name(r.label),
                 "prediction": name(r.prediction),
                 "state": state(r, bracket.budgets[-1]),
+                "certified": like(r.certified or 0.0, bracket.threat),
+                "broken": like(r.broken or 0.0, bracket.threat),
             }
             for r in bracket.records[:FIRST]
         ],
@@ -164,10 +197,16 @@ def _tables(audit: Audit, bracket: Bracket) -> list[dict[str, Any]]:
     ]
 
 
-def _methods(bracket: Bracket, stage: str) -> str:
-    """Names of what was run at this threat: not all steps of a plan are for all threats."""
-    found = [step.removeprefix(f"{stage} ") for step in bracket.seconds if step.startswith(f"{stage} ")]
-    return ", ".join(found) or {"attack": "the attack", "certify": "the certificate"}[stage]
+def _attacks(bracket: Bracket) -> str:
+    """Names of the attacks that were run at this threat: what holds held against all of them."""
+    found = [step.removeprefix("attack ") for step in bracket.seconds if step.startswith("attack ")]
+    return ", ".join(found) or "the attack"
+
+
+def _certificates(bracket: Bracket) -> str:
+    """Names of the certificates that proved something at the largest budget, the most successful first."""
+    counts = Counter(r.certified_by for r in bracket.records if (r.certified or 0.0) >= bracket.budgets[-1])
+    return ", ".join(name for name, _ in counts.most_common())
 
 
 def _told_apart(audits: Sequence[Audit]) -> list[Audit]:

@@ -7,9 +7,10 @@ from itertools import pairwise
 from holdfast.audits.bracket import Bracket, Level, interval_text, percent
 
 _WIDTH, _HEIGHT = 560, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 18, 46, 58
+_LEFT, _RIGHT, _TOP, _BOTTOM = 92, 44, 72, 58
 _TIP_WIDTH, _TIP_LINE = 272, 19
 _MAX_TICKS = 7
+_LETTER = 11  # width of a letter on a phone, where the drawing is at half its size
 _BAR = 160  # length of a range bar: 100 %
 UNITS = {
     "linf": "largest change of a value (linf)",
@@ -36,32 +37,35 @@ def bracket_plot(bracket: Bracket) -> str:
     parts = [
         f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="group" aria-label="{escape(_summary(bracket))}">',
         *_grid(),
-        f'<polygon class="band" points="{_points(attacked)} {_points(certified[::-1])}"/>',
+        *([f'<polygon class="band" points="{_points(attacked)} {_points(certified[::-1])}"/>'] * bracket.proved),
         f'<line class="clean" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{clean:.1f}" y2="{clean:.1f}"/>',
-        f'<polyline class="line certified" points="{_points(certified)}"/>',
+        *([f'<polyline class="line certified" points="{_points(certified)}"/>'] * bracket.proved),
         f'<polyline class="line attacked" points="{_points(attacked)}"/>',
-        *_marks(certified, attacked),
+        *_marks(certified if bracket.proved else [], attacked),
         *_budget_axis(levels, xs, bracket.threat),
         *_legend(has_proof=bracket.proved),
-        *_stops(levels, xs),
+        *_stops(levels, xs, has_proof=bracket.proved),
         "</svg>",
     ]
     return "\n".join(parts)
 
 
-def range_bar(clean: float, largest: Level) -> str:
+def range_bar(clean: float, largest: Level, *, has_proof: bool = True) -> str:
     """SVG of one bracket as a bar for a cell of a table, which has the same as numbers: 0 at the left, 1 at the right.
 
     A square for what is proved, a circle for what survived, the band of doubt between, a line at the clean accuracy.
+    Without a certificate neither square nor band: nothing is known of the lower end.
     """
     low, high, mark = (8 + _BAR * share for share in (largest.certified_accuracy, largest.attacked_accuracy, clean))
+    band = f'<rect class="band" x="{low:.1f}" y="4" width="{high - low:.1f}" height="8"/>'
+    square = f'<rect class="mark certified" x="{low - 4:.1f}" y="4" width="8" height="8"/>'
     return (
         f'<svg class="range" viewBox="0 0 {_BAR + 16} 16" aria-hidden="true" focusable="false">'
         f'<line class="track" x1="8" x2="{_BAR + 8}" y1="8" y2="8"/>'
-        f'<rect class="band" x="{low:.1f}" y="4" width="{high - low:.1f}" height="8"/>'
+        f"{band * has_proof}"
         f'<line class="clean" x1="{mark:.1f}" x2="{mark:.1f}" y1="1" y2="15"/>'
         f'<circle class="mark attacked" cx="{high:.1f}" cy="8" r="5"/>'
-        f'<rect class="mark certified" x="{low - 4:.1f}" y="4" width="8" height="8"/></svg>'
+        f"{square * has_proof}</svg>"
     )
 
 
@@ -80,7 +84,7 @@ def _summary(bracket: Bracket) -> str:
 def _grid() -> list[str]:
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     lines = [
-        f'<text class="axis" transform="translate(16 {middle:.0f}) rotate(-90)" text-anchor="middle">accuracy</text>'
+        f'<text class="axis" transform="translate(21 {middle:.0f}) rotate(-90)" text-anchor="middle">accuracy</text>'
     ]
     for step in range(0, 101, 25):
         y = _y(step / 100)
@@ -97,13 +101,13 @@ def _marks(certified: Sequence[tuple[float, float]], attacked: Sequence[tuple[fl
     return squares + [f'<circle class="mark attacked" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>' for x, y in attacked]
 
 
-def _stops(levels: Sequence[Level], xs: Sequence[float]) -> list[str]:
+def _stops(levels: Sequence[Level], xs: Sequence[float], *, has_proof: bool) -> list[str]:
     """One group for each budget, above all else that is drawn: a strip that catches the pointer, and the numbers."""
     # The strips meet half-way between two budgets.
     ends = [_LEFT - 10, *((a + b) / 2 for a, b in pairwise(xs)), _WIDTH - _RIGHT + 10]
     groups = []
     for level, x, (left, right) in zip(levels, xs, pairwise(ends), strict=True):
-        lines = _reading(level)
+        lines = _reading(level, has_proof=has_proof)
         strip = f'x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{_HEIGHT - _TOP - _BOTTOM}"'
         groups += [
             f'<g class="stop" tabindex="0" role="img" aria-label="{escape("; ".join(lines))}">',
@@ -115,14 +119,17 @@ def _stops(levels: Sequence[Level], xs: Sequence[float]) -> list[str]:
     return groups
 
 
-def _reading(level: Level) -> list[str]:
+def _reading(level: Level, *, has_proof: bool) -> list[str]:
     """What is known at one budget, as lines."""
     if level.budget == 0:
         interval = interval_text(level.attacked_interval)
         return [f"unchanged, {level.inputs} inputs", f"clean: {percent(level.attacked_accuracy)} ({interval})"]
+    attacked = f"under attack: {percent(level.attacked_accuracy)} ({interval_text(level.attacked_interval)})"
+    if not has_proof:
+        return [f"{level.threat}, {level.inputs} inputs", attacked]
     return [
         f"{level.threat}, {level.inputs} inputs",
-        f"under attack: {percent(level.attacked_accuracy)} ({interval_text(level.attacked_interval)})",
+        attacked,
         f"certified: {percent(level.certified_accuracy)} ({interval_text(level.certified_interval)})",
         f"undecided: {level.attacked - level.certified}",
     ]
@@ -142,11 +149,14 @@ def _tip(lines: Sequence[str], x: float) -> list[str]:
 
 
 def _budget_axis(levels: Sequence[Level], xs: Sequence[float], threat: str) -> list[str]:
-    every = -(-len(levels) // _MAX_TICKS)
+    longest = max(len(level.size) for level in levels)
+    room = min(_MAX_TICKS, (_WIDTH - _LEFT) // (_LETTER * (longest + 1)))
+    every = -(-len(levels) // max(2, room))
     ticks = []
     # Counted from the largest budget, which the headline is about and which must have its number.
     for x, level in list(zip(xs, levels, strict=True))[::-1][::every]:
-        ticks.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 20}" text-anchor="middle">{level.budget:.3g}</text>')
+        size = escape(level.size if level.budget else "0")
+        ticks.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 20}" text-anchor="middle">{size}</text>')
     unit = UNITS.get(threat.partition(":")[0], threat)
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     label = f'<text class="axis" x="{middle:.0f}" y="{_HEIGHT - 12}" text-anchor="middle">budget: {escape(unit)}</text>'
@@ -154,17 +164,17 @@ def _budget_axis(levels: Sequence[Level], xs: Sequence[float], threat: str) -> l
 
 
 def _legend(*, has_proof: bool) -> list[str]:
-    y = 20
+    """Two rows of two, with room for the larger letters that a phone gets; what was not run has none."""
     items = [
-        '<circle class="mark attacked" cx="{x}" cy="20" r="4.5"/>',
-        '<rect class="mark certified" x="{x4}" y="15.5" width="9" height="9"/>',
-        '<rect class="band" x="{x6}" y="13" width="13" height="13"/>',
-        '<line class="clean" x1="{x6}" x2="{x8}" y1="20" y2="20"/>',
+        ("under attack", '<circle class="mark attacked" cx="{x}" cy="{y}" r="4.5"/>'),
+        ("clean", '<line class="clean" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'),
     ]
-    names = ["under attack", "certified" if has_proof else "certified (not run)", "undecided", "clean"]
-    starts = [_LEFT + 8, _LEFT + 134, _LEFT + (238 if has_proof else 300), _LEFT + (346 if has_proof else 408)]
+    if has_proof:
+        items.insert(1, ("certified", '<rect class="mark certified" x="{left}" y="{top}" width="9" height="9"/>'))
+        items.insert(2, ("undecided", '<rect class="band" x="{left}" y="{top}" width="13" height="9"/>'))
     parts = []
-    for item, name, x in zip(items, names, starts, strict=True):
-        parts.append(item.format(x=x, x4=x - 4.5, x6=x - 6, x8=x + 12))
-        parts.append(f'<text x="{x + (18 if name == "clean" else 12)}" y="{y + 5}">{name}</text>')
+    for i, (name, mark) in enumerate(items):
+        x, y = _LEFT + 8 + 200 * (i % 2), 20 + 28 * (i // 2)
+        parts.append(mark.format(x=x, y=y, left=x - 6, right=x + 10, top=y - 4.5))
+        parts.append(f'<text x="{x + 18}" y="{y + 5}">{name}</text>')
     return parts

@@ -1,3 +1,4 @@
+import { curvesOf } from "./curves.js";
 import { ask, byId, make, percent, track, trouble, word } from "./common.js";
 
 const SOON = 1000, LATER = 4000; // milliseconds between looks, while something is going on and otherwise
@@ -41,6 +42,10 @@ const PARTS = {
   brackets: {
     of: (run) => [run.brackets],
     show: (run) => run.brackets.length === 0 ? [] : [make("div", { className: "brackets" }, ...run.brackets.map(bracket))],
+  },
+  curves: {
+    of: (run) => [run.curves],
+    show: curvesOf,
   },
   links: {
     of: (run) => [run.files, run.kind, run.state],

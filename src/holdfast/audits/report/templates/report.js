@@ -5,7 +5,11 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const dialog = document.getElementById("input");
   const nameOf = (number) => data.classes[number] ?? "";
-  const short = (value) => String(Number(value.toPrecision(4)));
+  // A size as the threat is written: 1.4/255, or 0.0055.
+  const short = (value, bracket) => {
+    const parts = bracket.parts;
+    return String(Number((parts ? value * parts : value).toPrecision(4))) + (parts ? "/" + parts : "");
+  };
 
   // An element with properties and children; text is never taken for markup.
   function make(tag, properties = {}, ...children) {
@@ -29,35 +33,36 @@
     return row.becomes === undefined ? before : before + " → " + nameOf(row.becomes);
   }
 
-  function radii(row) {
+  function radii(row, bracket) {
     if (row.state === "misclassified") return "wrong unchanged";
-    const low = row.low ? "holds to " + short(row.low) + " (" + row.proof + ")" : "nothing proved";
-    return low + (row.high === undefined ? ", not broken" : ", broken at " + short(row.high) + " (" + row.attack + ")");
+    const low = row.low ? "holds to " + short(row.low, bracket) + " (" + row.proof + ")" : "nothing proved";
+    return low + (row.high === undefined ? ", not broken" : ", broken at " + short(row.high, bracket) + " (" + row.attack + ")");
   }
 
-  function entry(row, open) {
+  function entry(row, bracket, open) {
     const original = data.originals[row.at];
     const thumbs = make("span", { className: "thumbs" });
     if (original) thumbs.append(picture(original, ""));
     if (row.adv) thumbs.append(picture(row.adv, ""));
     if (!original) thumbs.append(make("span", { className: "blank" }, nameOf(row.label)));
     const button = make("button", { type: "button", className: "entry" },
-      thumbs, make("strong", {}, change(row)), pill(row.state), make("small", {}, "input " + row.at + ", " + radii(row)));
+      thumbs, make("strong", {}, change(row)), pill(row.state), make("small", {}, "input " + row.at + ", " + radii(row, bracket)));
     button.addEventListener("click", open);
     return make("li", {}, button);
   }
 
   // The radius of one input: proved, unknown, broken, from 0 to the largest budget.
-  function ruler(row, budget) {
+  function ruler(row, bracket) {
+    const budget = bracket.budget;
     const x = (value) => 300 * Math.min(value / budget, 1);
     const low = x(row.low ?? 0), high = x(row.high ?? budget);
-    const svg = drawn("svg", { class: "ruler", viewBox: "0 0 300 14", preserveAspectRatio: "none", role: "img", "aria-label": "radius: " + radii(row) });
+    const svg = drawn("svg", { class: "ruler", viewBox: "0 0 300 14", preserveAspectRatio: "none", role: "img", "aria-label": "radius: " + radii(row, bracket) });
     svg.append(
       drawn("rect", { class: "proved", x: 0, y: 0, width: low, height: 14 }),
       drawn("rect", { class: "unknown", x: low, y: 0, width: Math.max(high - low, 0), height: 14 }),
       drawn("rect", { class: "lost", x: high, y: 0, width: 300 - high, height: 14 }));
     const key = [["proved", "holds"], ["unknown", "not known"], ["lost", "breaks"]].map(([name, text]) => make("span", { className: "key " + name }, text));
-    return make("div", { className: "radius" }, svg, make("div", { className: "scale" }, make("span", {}, "0"), ...key, make("span", {}, short(budget))));
+    return make("div", { className: "radius" }, svg, make("div", { className: "scale" }, make("span", {}, "0"), ...key, make("span", {}, short(budget, bracket))));
   }
 
   function details(row, bracket) {
@@ -71,9 +76,9 @@
       ["label", nameOf(row.label)],
       ["prediction", nameOf(row.is)],
       ["state at " + bracket.threat, pill(row.state)],
-      ["certified radius", row.low === undefined ? "–" : row.low ? short(row.low) + " by " + row.proof : "0: nothing proved"],
-      ["smallest example", row.high ? short(row.high) + " by " + row.attack : row.high === 0 ? "0: wrong unchanged" : "none found"],
-      ["gap", row.gap === undefined ? "open above" : short(row.gap)],
+      ["certified radius", row.low === undefined ? "–" : row.low ? short(row.low, bracket) + " by " + row.proof : "0: nothing proved"],
+      ["smallest example", row.high ? short(row.high, bracket) + " by " + row.attack : row.high === 0 ? "0: wrong unchanged" : "none found"],
+      ["gap", row.gap === undefined ? "open above" : short(row.gap, bracket)],
     ];
     if (row.becomes !== undefined) facts.push(["taken for", nameOf(row.becomes)]);
     data.columns.forEach((column, k) => facts.push([column, data.groups[row.order][k]]));
@@ -83,7 +88,7 @@
     if (row.diff) notes.push("Difference: grey is no change, the largest one is black or white.");
     if (row.why) notes.push("What decides: orange speaks for the label, blue against it, on the way from the example to the input.");
     if (row.adv === undefined) notes.push(row.high ? "The example's pictures are not part of this file." : "There is no adversarial example to show.");
-    return [pictures, row.state === "misclassified" ? null : ruler(row, bracket.budget), list, make("p", { className: "note" }, notes.join(" "))];
+    return [pictures, row.state === "misclassified" ? null : ruler(row, bracket), list, make("p", { className: "note" }, notes.join(" "))];
   }
 
   let seen = null; // what the dialog shows: rows in their order, the place among them, their bracket
@@ -156,7 +161,7 @@
       const pages = Math.max(1, Math.ceil(found.length / PAGE));
       page = Math.min(Math.max(page, 0), pages - 1);
       const from = page * PAGE, part = found.slice(from, from + PAGE);
-      root.querySelector(".entries").replaceChildren(...part.map((row, i) => entry(row, () => show(found, from + i, bracket))));
+      root.querySelector(".entries").replaceChildren(...part.map((row, i) => entry(row, bracket, () => show(found, from + i, bracket))));
       root.querySelector(".count").textContent = found.length
         ? "Inputs " + (from + 1) + " to " + (from + part.length) + " of " + found.length + (found.length < rows.length ? " (of " + rows.length + " in all)" : "")
         : "No input fits; widen the filter.";
