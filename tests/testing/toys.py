@@ -9,13 +9,13 @@ from torch.nn.functional import cross_entropy
 
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import Attack, register
+from holdfast.registry import Attack
 from holdfast.results import AttackResult
 from holdfast.threats import Threat
 from holdfast.utils.options import Count
 
 
-@register(Attack("toy", summary="a toy attack", reference="nobody, A toy, 2024", threats=("linf", "l2")))
+@Attack("toy", summary="a toy attack", reference="nobody, A toy, 2024", threats=("linf", "l2"))
 def toy(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, noise: Noise, steps: Count = 5) -> AttackResult:
     """Take steps of the size of the budget, and keep the last point."""
     x_adv = x
@@ -39,12 +39,12 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.bounding import bounds
-from holdfast.registry import Certificate, register
+from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 from holdfast.threats import Threat
 
 
-@register(Certificate("toy", summary="a toy certificate", reference="nobody, A toy, 2024", threats=("linf", "l2")))
+@Certificate("toy", summary="a toy certificate", reference="nobody, A toy, 2024", threats=("linf", "l2"))
 def toy(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, sound: bool = True) -> CertifyResult:
     """Subtract the bounds of interval arithmetic; the difference is rounded down."""
     found = bounds(model, x, threat, "ibp", sound=sound)
@@ -60,12 +60,12 @@ OBJECTIVE = '''
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.utils.options import NotNegative
 
 
-@register(Objective("toy", summary="a toy objective", reference="nobody, A toy, 2024", threats=("linf", "l2")))
+@Objective("toy", summary="a toy objective", reference="nobody, A toy, 2024", threats=("linf", "l2"))
 def toy(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, weight: NotNegative = 1.0
 ) -> tuple[Tensor, Metrics]:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.batches import noise_for
 from holdfast.attacks.core.gradients import frozen
 from holdfast.checks import check_inputs, check_labels, check_logits, check_model, check_place
 from holdfast.errors import HoldfastError, InputError
@@ -25,7 +25,6 @@ from holdfast.explanations import (  # noqa: F401  (each registers its method)
 )
 from holdfast.explanations.core.boundary import PUBLISHED, BoundarySearch
 from holdfast.explanations.core.quantity import Quantity, Setting, check_quantity
-from holdfast.random import Noise
 from holdfast.registry import get
 from holdfast.results import Explanation
 from holdfast.utils.allocator import reuse_blocks
@@ -62,6 +61,7 @@ def explain(
         **options: options of the method, such as steps=.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(3, 2).eval()
         >>> x = torch.rand(4, 3)
         >>> result = explain(model, x, model(x).argmax(1), "integrated-gradients")
@@ -78,10 +78,7 @@ def explain(
     check_inputs(x, low, high)
     check_labels(y, len(x))
     check_place(model, x)
-    noise = Noise(seed, torch.arange(len(x), device=x.device) if index is None else index.to(x.device))
-    if len(noise) != len(x):
-        raise InputError(f"index must have shape ({len(x)},), one entry per input, got {tuple(noise.index.shape)}")
-    setting = Setting(quantity, low, high, noise, chunk)
+    setting = Setting(quantity, low, high, noise_for(x, seed, index), chunk)
     try:
         with frozen(model):
             result: Explanation = entry.function(model, x.detach(), y, setting, **options)

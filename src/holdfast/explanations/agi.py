@@ -9,17 +9,15 @@ from holdfast.attacks.core.minimum_norm import per_input
 from holdfast.explanations.core.answers import describe, finite
 from holdfast.explanations.core.paths import completeness_error
 from holdfast.explanations.core.quantity import Setting, value, values_at
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 from holdfast.utils.options import Count, Positive
 
 
-@register(
-    Explainer(
-        "agi",
-        summary="the gradient integrated along the paths of attacks that lead to other classes",
-        reference="Pan, Li and Zhu, Explaining deep neural network models with adversarial gradient integration, 2021",
-    )
+@Explainer(
+    "agi",
+    summary="the gradient integrated along the paths of attacks that lead to other classes",
+    reference="Pan, Li and Zhu, Explaining deep neural network models with adversarial gradient integration, 2021",
 )
 def agi(
     model: nn.Module,

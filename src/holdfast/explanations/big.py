@@ -8,18 +8,15 @@ from holdfast.explanations.core.answers import describe_boundary
 from holdfast.explanations.core.boundary import BoundarySearch, nearest_boundary
 from holdfast.explanations.core.paths import Rule, accepted, check_steps, integrate
 from holdfast.explanations.core.quantity import Setting, predicted
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 from holdfast.utils.options import Count, Positive
 
 
-@register(
-    Explainer(
-        "big",
-        summary="integrated gradients from the nearest decision boundary, which no one has to choose",
-        reference="Wang, Fredrikson and Datta, Robust models are more interpretable because attributions look normal, "
-        "2022",
-    )
+@Explainer(
+    "big",
+    summary="integrated gradients from the nearest decision boundary, which no one has to choose",
+    reference="Wang, Fredrikson and Datta, Robust models are more interpretable because attributions look normal, 2022",
 )
 def big(
     model: nn.Module,

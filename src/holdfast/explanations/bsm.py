@@ -6,17 +6,14 @@ from torch import Tensor, nn
 from holdfast.explanations.core.answers import describe_boundary, finite
 from holdfast.explanations.core.boundary import BoundarySearch, nearest_boundary
 from holdfast.explanations.core.quantity import Setting, gradients_at, predicted
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 
 
-@register(
-    Explainer(
-        "bsm",
-        summary="the gradient at the nearest decision boundary instead of at the input",
-        reference="Wang, Fredrikson and Datta, Robust models are more interpretable because attributions look normal, "
-        "2022",
-    )
+@Explainer(
+    "bsm",
+    summary="the gradient at the nearest decision boundary instead of at the input",
+    reference="Wang, Fredrikson and Datta, Robust models are more interpretable because attributions look normal, 2022",
 )
 def bsm(
     model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, search: BoundarySearch | None = None

@@ -7,18 +7,16 @@ from torch import Tensor, nn
 from holdfast.explanations.core.baselines import Baseline, make_baseline, name_of
 from holdfast.explanations.core.captum import answer, in_chunks, load_captum, need_logit
 from holdfast.explanations.core.quantity import Setting
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 
 
-@register(
-    Explainer(
-        "deeplift",
-        summary="differences from a baseline passed back through each layer; through Captum",
-        reference="Shrikumar, Greenside and Kundaje, Learning important features through propagating activation "
-        "differences, 2017",
-        package="captum",
-    )
+@Explainer(
+    "deeplift",
+    summary="differences from a baseline passed back through each layer; through Captum",
+    reference="Shrikumar, Greenside and Kundaje, Learning important features through propagating activation "
+    "differences, 2017",
+    package="captum",
 )
 def deeplift(
     model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, baseline: Baseline | Tensor = "black"

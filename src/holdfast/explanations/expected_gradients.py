@@ -9,27 +9,19 @@ from holdfast.errors import InputError
 from holdfast.explanations.core.answers import describe, finite
 from holdfast.explanations.core.paths import completeness_error
 from holdfast.explanations.core.quantity import Setting, pieces, value, values_at
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 from holdfast.utils.options import Count
 
 
-@register(
-    Explainer(
-        "expected-gradients",
-        summary="integrated gradients averaged over baselines drawn from data of your own",
-        reference="Erion et al., Improving performance of deep learning models with axiomatic attribution priors and "
-        "expected gradients, 2021",
-    )
+@Explainer(
+    "expected-gradients",
+    summary="integrated gradients averaged over baselines drawn from data of your own",
+    reference="Erion et al., Improving performance of deep learning models with axiomatic attribution priors and "
+    "expected gradients, 2021",
 )
 def expected_gradients(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    setting: Setting,
-    *,
-    background: Tensor | None = None,
-    samples: Count = 200,
+    model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, background: Tensor | None = None, samples: Count = 200
 ) -> Explanation:
     """A(x) = E over baselines b and t in [0, 1] of (x - b) * gradient of f_y at b + t (x - b), shape of x.
 

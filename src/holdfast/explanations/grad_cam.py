@@ -8,17 +8,15 @@ from holdfast.attacks.core.gradients import frozen
 from holdfast.errors import InputError, UnsupportedError, did_you_mean
 from holdfast.explanations.core.answers import describe, without_error
 from holdfast.explanations.core.quantity import Setting, value
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 
 
-@register(
-    Explainer(
-        "grad-cam",
-        summary="active channels of the last convolution, weighted by their mean gradient; coarse",
-        reference="Selvaraju et al., Grad-CAM: visual explanations from deep networks via gradient-based localization, "
-        "2017",
-    )
+@Explainer(
+    "grad-cam",
+    summary="active channels of the last convolution, weighted by their mean gradient; coarse",
+    reference="Selvaraju et al., Grad-CAM: visual explanations from deep networks via gradient-based localization, "
+    "2017",
 )
 def grad_cam(model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, layer: str | None = None) -> Explanation:
     """A(x) = max(sum over channels k of alpha_k a_k, 0), enlarged to the image; alpha_k = mean of df_y / da_k.

@@ -6,17 +6,15 @@ from holdfast.explanations.core.answers import describe
 from holdfast.explanations.core.baselines import Baseline, make_baseline, name_of
 from holdfast.explanations.core.paths import Rule, accepted, check_steps, integrate
 from holdfast.explanations.core.quantity import Setting
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 from holdfast.utils.options import Count, Positive
 
 
-@register(
-    Explainer(
-        "integrated-gradients",
-        summary="the gradient averaged on the way from a baseline, times the way; adds up to the change of the answer",
-        reference="Sundararajan, Taly and Yan, Axiomatic attribution for deep networks, 2017",
-    )
+@Explainer(
+    "integrated-gradients",
+    summary="the gradient averaged on the way from a baseline, times the way; adds up to the change of the answer",
+    reference="Sundararajan, Taly and Yan, Axiomatic attribution for deep networks, 2017",
 )
 def integrated_gradients(
     model: nn.Module,

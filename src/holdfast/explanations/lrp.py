@@ -8,18 +8,16 @@ from torch import Tensor, nn
 from holdfast.explanations.core.captum import answer, in_chunks, load_captum, need_logit
 from holdfast.explanations.core.quantity import Setting
 from holdfast.models.layers import Normalize
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 
 
-@register(
-    Explainer(
-        "lrp",
-        summary="relevance passed back layer by layer; through Captum",
-        reference="Bach et al., On pixel-wise explanations for non-linear classifier decisions by layer-wise relevance "
-        "propagation, 2015",
-        package="captum",
-    )
+@Explainer(
+    "lrp",
+    summary="relevance passed back layer by layer; through Captum",
+    reference="Bach et al., On pixel-wise explanations for non-linear classifier decisions by layer-wise relevance "
+    "propagation, 2015",
+    package="captum",
 )
 def lrp(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explanation:
     """A(x) by Captum's default rule, epsilon, for each layer.

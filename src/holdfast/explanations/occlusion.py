@@ -9,18 +9,16 @@ from holdfast.errors import InputError
 from holdfast.explanations.core.baselines import Baseline, make_baseline, name_of
 from holdfast.explanations.core.captum import answer, in_chunks, load_captum
 from holdfast.explanations.core.quantity import Setting, value
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 from holdfast.utils.options import Count
 
 
-@register(
-    Explainer(
-        "occlusion",
-        summary="how far the answer falls when a window is blotted out; without gradients; through Captum",
-        reference="Zeiler and Fergus, Visualizing and understanding convolutional networks, 2014",
-        package="captum",
-    )
+@Explainer(
+    "occlusion",
+    summary="how far the answer falls when a window is blotted out; without gradients; through Captum",
+    reference="Zeiler and Fergus, Visualizing and understanding convolutional networks, 2014",
+    package="captum",
 )
 def occlusion(
     model: nn.Module,

@@ -4,16 +4,14 @@ from torch import Tensor, nn
 
 from holdfast.explanations.core.answers import describe, without_error
 from holdfast.explanations.core.quantity import Setting, gradients_at
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 
 
-@register(
-    Explainer(
-        "saliency",
-        summary="the gradient of the answer at the input",
-        reference="Simonyan, Vedaldi and Zisserman, Deep inside convolutional networks, 2014",
-    )
+@Explainer(
+    "saliency",
+    summary="the gradient of the answer at the input",
+    reference="Simonyan, Vedaldi and Zisserman, Deep inside convolutional networks, 2014",
 )
 def saliency(model: nn.Module, x: Tensor, y: Tensor, setting: Setting) -> Explanation:
     """A(x) = gradient of f_y at x, with its sign; shape of x.

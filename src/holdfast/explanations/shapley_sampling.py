@@ -7,18 +7,16 @@ from holdfast.errors import InputError
 from holdfast.explanations.core.baselines import Baseline, make_baseline, name_of
 from holdfast.explanations.core.captum import answer, in_chunks, load_captum
 from holdfast.explanations.core.quantity import Setting, value
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 from holdfast.utils.options import Count
 
 
-@register(
-    Explainer(
-        "shapley-sampling",
-        summary="mean effect of each value over random orders; without gradients; through Captum",
-        reference="Castro, Gomez and Tejada, Polynomial calculation of the Shapley value based on sampling, 2009",
-        package="captum",
-    )
+@Explainer(
+    "shapley-sampling",
+    summary="mean effect of each value over random orders; without gradients; through Captum",
+    reference="Castro, Gomez and Tejada, Polynomial calculation of the Shapley value based on sampling, 2009",
+    package="captum",
 )
 def shapley_sampling(
     model: nn.Module,

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from holdfast.explanations.core.answers import describe, without_error
 from holdfast.explanations.core.quantity import Setting, gradients_at, pieces
 from holdfast.random import Noise
-from holdfast.registry import Explainer, register
+from holdfast.registry import Explainer
 from holdfast.results import Explanation
 from holdfast.utils.options import Count, Positive
 
@@ -20,12 +20,10 @@ def noise_blocks(noise: Noise, blocks: slice, x: Tensor) -> Tensor:
     return torch.cat([noise.fork(k).generated_normal((BLOCK, *x.shape[1:]), x.dtype) for k in numbers], 1)
 
 
-@register(
-    Explainer(
-        "smoothgrad",
-        summary="the gradient averaged over Gaussian noise: the saliency of the smoothed model",
-        reference="Smilkov et al., SmoothGrad: removing noise by adding noise, 2017",
-    )
+@Explainer(
+    "smoothgrad",
+    summary="the gradient averaged over Gaussian noise: the saliency of the smoothed model",
+    reference="Smilkov et al., SmoothGrad: removing noise by adding noise, 2017",
 )
 def smoothgrad(
     model: nn.Module, x: Tensor, y: Tensor, setting: Setting, *, sigma: Positive = 0.15, samples: Count = 50

@@ -6,6 +6,9 @@ Each suite takes a registered name, or a record that need not be registered, and
 
     def test_my_attack_keeps_the_contract():
         check_attack("my-attack")
+
+Where a suite has `threats`, they are for images of shape (2, 7, 5); one of each kind that the record names if none are
+given. Further options are options of the method, for every call; counts such as `steps` are lowered if not given.
 """
 
 from holdfast.testing.attack_suite import check_attack

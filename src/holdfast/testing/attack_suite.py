@@ -14,37 +14,22 @@ from holdfast.random import Noise
 from holdfast.registry import Attack, Method
 from holdfast.results import AttackResult
 from holdfast.testing.networks import images_task, linear_task
-from holdfast.testing.subject import (
-    Subject,
-    method_of,
-    refuses,
-    require,
-    run_checks,
-    short_options,
-    threats_for,
-    untouched,
-)
+from holdfast.testing.subject import Subject, refuses, require, run_checks, subjects_of, untouched
 from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat
 
 
 def check_attack(method: str | Method, *, threats: Sequence[Threat] | None = None, **options: Any) -> None:
     """Check that an attack keeps its contract; raise an AssertionError that says which part is broken.
 
-    Args:
-        method: a registered name, or a record that need not be registered.
-        threats: threats for images of shape (2, 7, 5); one of each kind that the record names if none are given.
-        **options: of the method, for every call; counts such as `steps` are lowered if none are given.
-
     Example:
         >>> check_attack("fgsm")
     """
-    with method_of("attack", Attack, method) as record:
-        short = short_options(record) | options
-        subjects = [Subject(record, threat, short) for threat in threats or threats_for(record, (2, 7, 5))]
-        require(subjects, f"the record of '{record.name}' names no threat, so that no front door can call it.")
+    with subjects_of(Attack, method, options, threats=threats, shape=(2, 7, 5)) as subjects:
+        first = subjects[0]
+        require(first.threat, f"the record of '{first.name}' names no threat, so that no front door can call it.")
         for subject in subjects:
             run_checks("check_attack", subject, ON_EVERY_THREAT)
-        run_checks("check_attack", Subject(record, subjects[0].threat, short), ON_ONE_THREAT)
+        run_checks("check_attack", first, ON_ONE_THREAT)
 
 
 def _attack(
@@ -56,10 +41,8 @@ def _attack(
 
 def _direct(s: Subject, model: nn.Module, x: Tensor, y: Tensor) -> AttackResult:
     """The function itself, whose answer the front door has not corrected."""
-    data = {"data": x} if "data" in s.method.options else {}
-    found: AttackResult = s.method.function(
-        model, x, y, s.threat, noise=Noise.for_batch(0, len(x)), **{**s.options, **data}
-    )
+    given = {**s.options, **({"data": x} if "data" in s.method.options else {})}
+    found: AttackResult = s.method.function(model, x, y, s.threat, noise=Noise.for_batch(0, len(x)), **given)
     return found
 
 
@@ -95,16 +78,12 @@ def tells_the_truth_about_success(s: Subject) -> None:
     for threat in (s.given, s.given.budgets(20)[0]):  # at the smaller budget most inputs hold
         found = _direct(replace(s, threat=threat), model, x, y)
         wrong = ((model(found.x_adv).argmax(1) != y) != found.success).nonzero()[:, 0].tolist()
-        require(
-            not wrong,
-            f"model(x_adv).argmax(1) != y contradicts it for inputs {wrong} of images_task() at {threat}.",
-        )
-    y = y.clone()
-    y[0] = (y[0] + 1) % 5
+        at = f"inputs {wrong} of images_task() at {threat}"
+        require(not wrong, f"model(x_adv).argmax(1) != y contradicts it for {at}.")
+    y = torch.where(torch.arange(len(y)) == 0, (y + 1) % 5, y)
     found = _attack(s, model, x, y)
-    require(
-        found.by[0] == "clean" and torch.equal(found.x_adv[0], x[0]), "an input that is wrong already was attacked."
-    )
+    left = found.by[0] == "clean" and torch.equal(found.x_adv[0], x[0])
+    require(left, "an input that is wrong already was attacked.")
 
 
 def counts_its_work(s: Subject) -> None:
@@ -126,14 +105,12 @@ def depends_on_the_seed_only(s: Subject) -> None:
     for rows, how in ((order, "in another order"), (torch.tensor([0]), "alone"), (torch.tensor([7]), "alone")):
         others.append((rows, _attack(s, model, x[rows], y[rows], seed=3, index=rows, **learns), how))
     for rows, other, how in others:
-        same = torch.equal(whole.success[rows], other.success) and torch.allclose(
-            whole.x_adv[rows], other.x_adv, atol=1e-9
+        success, gradients, queries = (
+            torch.equal(getattr(whole, key)[rows], getattr(other, key)) for key in ("success", "gradients", "queries")
         )
-        counted = torch.equal(whole.gradients[rows], other.gradients) and torch.equal(
-            whole.queries[rows], other.queries
-        )
+        same = success and torch.allclose(whole.x_adv[rows], other.x_adv, atol=1e-9)
         require(same, f"inputs {rows.tolist()} {how} get another answer than in the whole batch, at seed=3.")
-        require(counted, f"inputs {rows.tolist()} {how} cost another number of passes than in the whole batch.")
+        require(gradients and queries, f"inputs {rows.tolist()} {how} cost another number of passes.")
         require([whole.by[i] for i in rows.tolist()] == list(other.by), f"`by` differs {how}.")
 
 
@@ -148,15 +125,13 @@ def leaves_everything_as_it_came(s: Subject) -> None:
 def breaks_nothing_at_budget_zero(s: Subject) -> None:
     """At budget zero it returns x, and breaks only what is wrong already."""
     model, x, y = images_task()
-    y = y.clone()
-    y[3] = (y[3] + 1) % 5
+    y = torch.where(torch.arange(len(y)) == 3, (y + 1) % 5, y)
     zero: dict[type[Threat], Threat] = {Linf: Linf(0.0), L2: L2(0.0), L1: L1(0.0), Box: Box(torch.zeros(2, 7, 5))}
     if type(s.given) not in zero:
         return
     found = _attack(s, model, x, y, zero[type(s.given)])
-    require(
-        found.success.nonzero()[:, 0].tolist() == [3], f"success is {found.success.tolist()}, only input 3 is wrong."
-    )
+    broken = found.success.nonzero()[:, 0].tolist()
+    require(broken == [3], f"success is {found.success.tolist()}, only input 3 is wrong.")
     require(torch.equal(found.x_adv, x), "x_adv differs from x.")
 
 

@@ -13,16 +13,7 @@ from holdfast.random import Noise
 from holdfast.registry import Bound, Method
 from holdfast.results import Bounds
 from holdfast.testing.networks import Task, chain_task, images_task
-from holdfast.testing.subject import (
-    Subject,
-    method_of,
-    refuses,
-    require,
-    run_checks,
-    short_options,
-    threats_for,
-    untouched,
-)
+from holdfast.testing.subject import Subject, refuses, require, run_checks, subjects_of, untouched
 from holdfast.testing.traps import CENTRE, RADIUS, THREATS, exact, is_chain, some_traps
 from holdfast.threats import Threat
 
@@ -34,19 +25,13 @@ def check_bounds(method: str | Method, *, threats: Sequence[Threat] | None = Non
 
     They meet random and extreme points of the threat set, and networks that round badly in rational arithmetic.
 
-    Args:
-        method: a registered name, or a record that need not be registered.
-        threats: threats for images of shape (2, 7, 5); one of each kind that the record names if none are given.
-        **options: of the method, for every call; counts such as `steps` are lowered if none are given.
-
     Example:
         >>> from holdfast import L1
         >>> check_bounds("ibp", threats=[L1(0.05)])
     """
-    with method_of("bounds", Bound, method) as record:
-        short = short_options(record) | options
-        for threat in threats or threats_for(record, CHAIN, scale=0.1):
-            run_checks("check_bounds", Subject(record, threat, short), CHECKS)
+    with subjects_of(Bound, method, options, threats=threats, shape=CHAIN, scale=0.1) as subjects:
+        for subject in subjects:
+            run_checks("check_bounds", subject, CHECKS)
 
 
 def _bounds(s: Subject, model: nn.Module, x: Tensor, threat: Threat | None = None, **more: Any) -> Bounds:
@@ -68,9 +53,8 @@ def returns_a_pair_for_each_logit(s: Subject) -> None:
             require(isinstance(found, Bounds), f"the function returned {type(found).__name__}, not Bounds.")
             for name in ("lower", "upper"):
                 value = getattr(found, name)
-                require(
-                    value.shape == (count, 3) and value.dtype == dtype, f"{name} is {value.dtype} {tuple(value.shape)}."
-                )
+                right = value.shape == (count, 3) and value.dtype == dtype
+                require(right, f"{name} is {value.dtype} {tuple(value.shape)}.")
             require((found.lower <= found.upper).all(), "lower > upper for some logit of chain_task().")
 
 
@@ -111,9 +95,7 @@ def refuses_bad_input(s: Subject) -> None:
     refuses(lambda: _bounds(s, model, x * torch.nan), "an input with NaN")
     refuses(lambda: _bounds(s, model, x + 1), "an input outside the valid range")
     refuses(lambda: _bounds(s, model, x, no_such_option=1), "an option that the method does not have")
-    refuses(
-        lambda: _bounds(s, model.half(), x.half()), "half precision, whose rounding leaves no bound", UnsupportedError
-    )
+    refuses(lambda: _bounds(s, model.half(), x.half()), "half precision", UnsupportedError)
     refuses(lambda: _bounds(s, model.float().train(), x), "a model in training mode")
 
 

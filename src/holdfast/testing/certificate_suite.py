@@ -15,16 +15,7 @@ from holdfast.registry import Certificate, Method, methods
 from holdfast.results import CertifyResult
 from holdfast.testing.bounds_suite import CHAIN, sample
 from holdfast.testing.networks import Task, chain_task, images_task
-from holdfast.testing.subject import (
-    Subject,
-    method_of,
-    refuses,
-    require,
-    run_checks,
-    short_options,
-    threats_for,
-    untouched,
-)
+from holdfast.testing.subject import Subject, refuses, require, run_checks, short_options, subjects_of, untouched
 from holdfast.testing.traps import THREATS, Trap, some_traps
 from holdfast.threats import Threat
 
@@ -50,30 +41,20 @@ class Claim(Subject):
 
 
 def check_certificate(
-    method: str | Method,
-    *,
-    threats: Sequence[Threat] | None = None,
-    attacks: Sequence[str] = ATTACKS,
-    **options: Any,
+    method: str | Method, *, threats: Sequence[Threat] | None = None, attacks: Sequence[str] = ATTACKS, **options: Any
 ) -> None:
     """Check that a certificate keeps its contract; raise an AssertionError that says which part is broken.
 
     Attacks try to break what it proves, and a rounding oracle offers networks that fail by a hair, with weights from
-    1e-30 to 1e30. A certificate whose record `needs` an architecture meets a model of that architecture.
-
-    Args:
-        method: a registered name, or a record that need not be registered.
-        threats: threats for images of shape (2, 7, 5); one of each kind that the record names if none are given.
-        attacks: names of the attacks that it meets; an attack that does not handle a threat is left out.
-        **options: of the method, for every call; counts such as `steps` are lowered if none are given.
+    1e-30 to 1e30. A certificate whose record `needs` an architecture meets a model of that architecture. It meets those
+    of the `attacks` that handle the threat.
 
     Example:
         >>> check_certificate("patch")
     """
-    with method_of("certify", Certificate, method) as record:
-        short = short_options(record) | options
-        for threat in threats or threats_for(record, CHAIN, scale=0.1):
-            run_checks("check_certificate", Claim(record, threat, short, tuple(attacks)), CHECKS)
+    with subjects_of(Certificate, method, options, threats=threats, shape=CHAIN, scale=0.1) as subjects:
+        for s in subjects:
+            run_checks("check_certificate", Claim(s.method, s.threat, s.options, tuple(attacks)), CHECKS)
 
 
 def _certify(
@@ -95,13 +76,14 @@ def returns_a_row_for_each_input(s: Claim) -> None:
             value = getattr(found, name)
             require(wanted and value.shape == (count,), f"{name} is {value.dtype} {tuple(value.shape)}.")
         require(found.radius is None or found.radius.shape == (count,), "radius must be None or of shape (B,).")
-        require(
-            [bool(by) for by in found.by] == found.certified.tolist(), "`by` must name the certificate where it proves."
-        )
-        sampled = s.record.guarantee == "probabilistic proof"
-        require(
-            0 < found.alpha < 1 if sampled else found.alpha == 0, f"alpha is {found.alpha} for a {s.record.guarantee}."
-        )
+        broken = torch.zeros_like(found.certified)
+        if found.x_adv is not None:
+            require(found.x_adv.shape == x[:count].shape, f"x_adv has the shape {tuple(found.x_adv.shape)}.")
+            broken = (found.x_adv != x[:count]).flatten(1).any(1)
+        named = [bool(by) for by in found.by]
+        require(named == (found.certified | broken).tolist(), "`by` must name the certificate where it decides.")
+        fits = 0 < found.alpha < 1 if s.record.guarantee == "probabilistic proof" else found.alpha == 0
+        require(fits, f"alpha is {found.alpha} for a {s.record.guarantee}.")
         require(s.record.smoothed or (found.certified <= (found.margin > 0)).all(), "certified with a margin <= 0.")
 
 
@@ -110,10 +92,8 @@ def proves_nothing_that_is_wrong(s: Claim) -> None:
     model, x, y = s.task()
     proved = torch.stack([_certify(s, model, x, torch.full_like(y, label)).certified for label in range(3)], 1)
     require((proved.sum(1) <= 1).all(), "an input of chain_task() is certified for two classes.")
-    wrong = proved & (torch.arange(3) != y[:, None])
-    require(
-        s.record.smoothed or not wrong.any(), "an input of chain_task() is certified for a class that it does not have."
-    )
+    right = s.record.smoothed or not (proved & (torch.arange(3) != y[:, None])).any()
+    require(right, "an input of chain_task() is certified for a class that it does not have.")
 
 
 def stays_below_the_clean_margin(s: Claim) -> None:
@@ -125,6 +105,19 @@ def stays_below_the_clean_margin(s: Claim) -> None:
         found = s.method.function(model, x, y, s.threat, **s.options).margin
         clean = -excess(model(x), y)
     require((found <= clean).all(), f"the margin exceeds the clean one by {float((found - clean).max()):.3g}.")
+
+
+def breaks_what_it_says_it_breaks(s: Claim) -> None:
+    """A counter-example that it returns lies in the threat set, and the model misclassifies it."""
+    model, x, y = s.task()
+    found = _certify(s, model, x, y).x_adv
+    if found is None:
+        return
+    moved = (found != x).flatten(1).any(1)
+    with torch.no_grad():
+        wrong = model(found).argmax(1) != y
+    require((wrong | ~moved).all(), "a counter-example in x_adv is classified right.")
+    require(s.given.contains(found, x).all(), "a counter-example in x_adv is outside the threat set.")
 
 
 def is_never_broken(s: Claim) -> None:
@@ -225,6 +218,7 @@ CHECKS = (
     returns_a_row_for_each_input,
     proves_nothing_that_is_wrong,
     stays_below_the_clean_margin,
+    breaks_what_it_says_it_breaks,
     is_never_broken,
     agrees_with_its_neighbours,
     depends_on_no_chunk,

@@ -9,24 +9,19 @@ from holdfast.explanations import explain
 from holdfast.registry import Explainer, Method
 from holdfast.results import Explanation
 from holdfast.testing.networks import images_task
-from holdfast.testing.subject import Subject, method_of, refuses, require, run_checks, short_options, untouched
+from holdfast.testing.subject import Subject, refuses, require, run_checks, subjects_of, untouched
 
 
 def check_explanation(method: str | Method, **options: Any) -> None:
     """Check that an explanation keeps its contract; raise an AssertionError that says which part is broken.
 
-    Args:
-        method: a registered name, or a record that need not be registered.
-        **options: of the method, for every call; counts such as `steps` are lowered if none are given.
-
     Example:
         >>> check_explanation("saliency")
     """
-    with method_of("explain", Explainer, method) as record:
-        short = short_options(record) | options
-        if "background" in record.options:
-            short.setdefault("background", images_task(7)[1])
-        run_checks("check_explanation", Subject(record, None, short), CHECKS)
+    with subjects_of(Explainer, method, options) as (subject,):
+        if "background" in subject.method.options:
+            subject.options.setdefault("background", images_task(7)[1])
+        run_checks("check_explanation", subject, CHECKS)
 
 
 def _explain(s: Subject, model: nn.Module, x: Tensor, y: Tensor, **more: Any) -> Explanation:

@@ -35,11 +35,7 @@ class Head(nn.Module):
     """A linear layer on flat inputs, between two functions of the caller's choice."""
 
     def __init__(
-        self,
-        size: int,
-        classes: int,
-        before: Callable[[Tensor], Tensor] = lambda x: x,
-        after: Callable[[Tensor], Tensor] = lambda z: z,
+        self, size: int, classes: int, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__()
         self.linear, self.before, self.after = nn.Linear(size, classes), before, after
@@ -74,26 +70,16 @@ def draw_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
         "smooth": (nn.Sequential(nn.Linear(5, 12), nn.Sigmoid(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2)), (5,)),
         "cnn": (
             nn.Sequential(
-                nn.Conv2d(2, 4, 3, stride=2, padding=1),
-                nn.BatchNorm2d(4),
-                nn.LeakyReLU(0.1),
-                nn.AvgPool2d(2, ceil_mode=True, padding=1),
-                nn.Conv2d(4, 6, 2, bias=False),
-                nn.ReLU(),
-                nn.Flatten(),
-                nn.Dropout(0.5),
-                nn.Linear(12, 5),
+                *(nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.LeakyReLU(0.1)),
+                *(nn.AvgPool2d(2, ceil_mode=True, padding=1), nn.Conv2d(4, 6, 2, bias=False), nn.ReLU()),
+                *(nn.Flatten(), nn.Dropout(0.5), nn.Linear(12, 5)),
             ),
             (2, 7, 5),
         ),
         "pooled": (
             nn.Sequential(
-                nn.Conv2d(1, 4, 3, padding="same"),
-                nn.ReLU(),
-                nn.MaxPool2d(2, padding=1),
-                nn.AdaptiveAvgPool2d(2),
-                nn.Flatten(),
-                nn.Linear(16, 3),
+                *(nn.Conv2d(1, 4, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
+                *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)),
             ),
             (1, 6, 5),
         ),
@@ -104,9 +90,8 @@ def draw_nets() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 
 def images_task(batch: int = 12, dtype: torch.dtype = torch.float32) -> Task:
     """A convolutional network whose five classes are all within reach of some of the inputs (B, 2, 7, 5)."""
-    model, shape = tiny_nets()["cnn"]
-    model = model.to(dtype)
-    x = _inputs(batch, shape, dtype)
+    net, shape = tiny_nets()["cnn"]
+    model, x = net.to(dtype), _inputs(batch, shape, dtype)
     with torch.no_grad():
         model[-1].bias -= model(x).mean(0)  # type: ignore[index]
         return model, x, model(x).argmax(1)

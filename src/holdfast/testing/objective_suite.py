@@ -14,16 +14,7 @@ from holdfast.errors import InputError
 from holdfast.models import make_model
 from holdfast.registry import Certificate, Method, Objective, get, lend
 from holdfast.results import TrainResult
-from holdfast.testing.subject import (
-    Subject,
-    method_of,
-    refuses,
-    require,
-    run_checks,
-    short_options,
-    threats_for,
-    untouched,
-)
+from holdfast.testing.subject import Subject, refuses, require, run_checks, subjects_of, untouched
 from holdfast.training import Context, train
 from holdfast.training.context import Metrics
 
@@ -33,17 +24,11 @@ SHAPE = (1, 6, 5)
 def check_objective(method: str | Method, **options: Any) -> None:
     """Check that a training objective keeps its contract; raise an AssertionError that says which part is broken.
 
-    Args:
-        method: a registered name, or a record that need not be registered.
-        **options: of the objective, for every run; counts such as `steps` are lowered if none are given.
-
     Example:
         >>> check_objective("standard")
     """
-    with method_of("train", Objective, method) as record:
-        short = short_options(record) | options
-        threats = threats_for(record, SHAPE, scale=0.1)
-        run_checks("check_objective", Subject(record, threats[0] if threats else None, short), CHECKS)
+    with subjects_of(Objective, method, options, shape=SHAPE, scale=0.1) as subjects:
+        run_checks("check_objective", subjects[0], CHECKS)
 
 
 def _task() -> Dataset:

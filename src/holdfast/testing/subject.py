@@ -1,40 +1,22 @@
 """What every contract suite needs: the method under test, short options, and a watch over what must not change."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from holdfast.errors import InputError
-from holdfast.registry import Kind, Method, get, lend
-from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat
+from holdfast.registry import Method, get, lend
+from holdfast.threats import L1, L2, Box, Linf, Patch, PatchShape, Sparse, Threat
 
-M = TypeVar("M", bound=Method)
-
-EFFORT: dict[str, float] = {
-    "steps": 5,
-    "iterations": 3,
-    "restarts": 2,
-    "samples": 4,
-    "queries": 30,
-    "targets": 2,
-    "rounds": 2,
-    "votes": 3,
-    "probes": 16,
-    "together": 2,
-    "starts": 10,
-    "refine": 3,
-    "initial_evaluations": 10,
-    "max_evaluations": 20,
-    "time_limit": 2.0,
-    "n": 1000,
-    "n0": 20,
-}
+EFFORT: dict[str, float] = {"steps": 5, "iterations": 3, "rounds": 2, "restarts": 2, "starts": 10, "refine": 3}
+EFFORT |= {"samples": 4, "queries": 30, "targets": 2, "votes": 3, "probes": 16, "together": 2, "n": 1000, "n0": 20}
+EFFORT |= {"initial_evaluations": 10, "max_evaluations": 20, "time_limit": 0.5}
 """Options, by name, that set how much work a method does; a suite lowers them to these values."""
 NEEDED: dict[str, Any] = {"sigma": 0.5, "scale": 0.8, "size": 5}
 """Options, by name, that some methods need although their default is None."""
@@ -50,7 +32,6 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Registered name."""
         return self.method.name
 
     @property
@@ -61,9 +42,6 @@ class Subject:
         return self.threat
 
 
-Check = Callable[[Any], None]
-
-
 def require(holds: object, text: str) -> None:
     """Raise an AssertionError with `text` unless `holds`, also under `python -O`."""
     if not holds:
@@ -71,16 +49,25 @@ def require(holds: object, text: str) -> None:
 
 
 @contextmanager
-def method_of(kind: Kind, record: type[M], method: str | Method) -> Iterator[M]:
-    """The record of a method, which every front door finds by its name inside."""
-    found = get(kind, method) if isinstance(method, str) else method
+def subjects_of(
+    record: type[Method],
+    method: str | Method,
+    options: Mapping[str, Any],
+    *,
+    threats: Sequence[Threat] | None = None,
+    shape: Sequence[int] = (),
+    scale: float = 1.0,
+) -> Iterator[list[Subject]]:
+    """The method under each threat, or under none if it has none; every front door finds it by its name inside."""
+    found = get(record.kind, method) if isinstance(method, str) else method
     if not isinstance(found, record):
-        raise InputError(f"expected the name or the record of a method of kind '{kind}', got {found!r}")
+        raise InputError(f"expected the name or the record of a method of kind '{record.kind}', got {found!r}")
     with lend(found):
-        yield found
+        met: Sequence[Threat | None] = threats or threats_for(found, shape, scale=scale) or [None]
+        yield [Subject(found, threat, {**short_options(found), **options}) for threat in met]
 
 
-def run_checks(suite: str, subject: Subject, checks: Sequence[Check]) -> None:
+def run_checks(suite: str, subject: Subject, checks: Sequence[Callable[[Any], None]]) -> None:
     """Run the checks on the subject. The first line of a check's docstring is the contract that a failure names."""
     for check in checks:
         try:
@@ -142,33 +129,26 @@ def refuses(call: Callable[[], Any], what: str, kind: type[Exception] = InputErr
 
 def threats_for(method: Method, shape: Sequence[int], *, scale: float = 1.0) -> list[Threat]:
     """One threat of each kind that the method handles, for inputs of this shape (C, H, W) or (D,)."""
-    known: dict[str, Threat] = {
-        "linf": Linf(0.08 * scale),
-        "l2": L2(0.3 * scale),
-        "l1": L1(0.8 * scale),
-        "box": Box(torch.full(tuple(shape), 0.08 * scale)),
-    }
+    known: dict[str, Threat] = {"linf": Linf(0.08 * scale), "l2": L2(0.3 * scale), "l1": L1(0.8 * scale)}
+    known["box"] = Box(torch.full(tuple(shape), 0.08 * scale))
     if len(shape) == 3:
         known |= {"patch": Patch(3, 3) if scale == 1 else Patch(1, 2), "sparse": Sparse(4 if scale == 1 else 1)}
+        known |= {"patch-shape": PatchShape("diamond", 5) if scale == 1 else PatchShape("line", 2)}
     missing = [name for name in method.threats if name not in known]
     if missing and len(shape) == 3:
         raise InputError(f"no example of the threat '{missing[0]}' here; give your own: threats=[...]")
     return [known[name] for name in method.threats if name in known]
 
 
-def _hooks(model: nn.Module) -> list[int]:
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [len(getattr(module, kind)) for module in model.modules() for kind in kinds]
-
-
 def _state(model: nn.Module, tensors: Sequence[Tensor]) -> dict[str, Any]:
     """Everything that a method must leave as it was, by the words that name it in an error."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return {
         "a weight or a buffer of the model": {k: v.detach().clone() for k, v in model.state_dict().items()},
         "the mode of a module (train or eval)": [module.training for module in model.modules()],
         "requires_grad of a parameter": [p.requires_grad for p in model.parameters()],
         "the gradient of a parameter": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        "the hooks of a module": _hooks(model),
+        "the hooks of a module": [len(getattr(module, kind)) for module in model.modules() for kind in kinds],
         "a tensor of the caller": [t.detach().clone() for t in tensors],
         "requires_grad of a tensor of the caller": [t.requires_grad for t in tensors],
         "torch's global random state": torch.random.get_rng_state(),

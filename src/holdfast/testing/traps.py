@@ -16,7 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat
+from holdfast.threats import L1, L2, Box, Linf, Patch, PatchShape, Sparse, Threat
 
 CENTRE, RADIUS = 0.5, 0.25
 THREATS: dict[str, Threat] = {
@@ -25,6 +25,7 @@ THREATS: dict[str, Threat] = {
     "l1": L1(RADIUS),
     "box": Box(torch.full((1, 1, 1), RADIUS)),
     "patch": Patch(1, 1, low=CENTRE - RADIUS, high=CENTRE + RADIUS),
+    "patch-shape": PatchShape("square", 1, low=CENTRE - RADIUS, high=CENTRE + RADIUS),
     "sparse": Sparse(1, low=CENTRE - RADIUS, high=CENTRE + RADIUS),
 }
 """The same interval of one pixel as each kind of threat."""
@@ -41,7 +42,6 @@ class Trap:
 
     @property
     def y(self) -> Tensor:
-        """The label 0, shape (1,)."""
         return torch.zeros(1, dtype=torch.long)
 
 
@@ -50,11 +50,8 @@ def exact(model: nn.Sequential, value: float) -> list[Fraction]:
     values = [Fraction(value)]
     for layer in model:
         if isinstance(layer, nn.Linear):
-            weight, bias = layer.weight.tolist(), layer.bias.tolist()
-            values = [
-                sum((Fraction(w) * v for w, v in zip(row, values, strict=True)), Fraction(b))
-                for row, b in zip(weight, bias, strict=True)
-            ]
+            rows = zip(layer.weight.tolist(), layer.bias.tolist(), strict=True)
+            values = [sum((Fraction(w) * v for w, v in zip(ws, values, strict=True)), Fraction(b)) for ws, b in rows]
         elif isinstance(layer, nn.ReLU):
             values = [max(v, Fraction(0)) for v in values]
         else:
@@ -103,15 +100,13 @@ def chain(seed: int, *, width: int, depth: int, spread: float, dtype: torch.dtyp
     return nn.Sequential(*layers, _dense(last.to(dtype), torch.zeros(2, dtype=dtype))).eval()
 
 
+def _bias(model: nn.Sequential) -> Tensor:
+    return model[-1].get_parameter("bias")
+
+
 def _set(model: nn.Sequential, bias: float) -> nn.Sequential:
     _bias(model).data[0] = bias
     return model
-
-
-def _bias(model: nn.Sequential) -> Tensor:
-    bias = model[-1].bias
-    assert isinstance(bias, Tensor)
-    return bias
 
 
 def _margin(model: nn.Sequential, value: float, rational: bool = False) -> float:
@@ -130,8 +125,7 @@ def _pixel(value: float, dtype: torch.dtype) -> Tensor:
 @torch.no_grad()
 def trap(name: str, model: nn.Sequential, *, rational: bool = False) -> Trap | None:
     """The model with the largest bias that fails at an end of the interval; None if rounding leaves no such network."""
-    dtype, model = _bias(model).dtype, model.eval()
-    _set(model, 0.0)
+    dtype, model = _bias(model).dtype, _set(model.eval(), 0.0)
     ends = [CENTRE - RADIUS, CENTRE + RADIUS]
     values = [_margin(model, end) for end in ends]
     if not all(map(math.isfinite, values)):
@@ -206,10 +200,9 @@ def special(dtype: torch.dtype) -> list[Trap]:
 
 def _normed(dtype: torch.dtype, sign: float) -> nn.Sequential:
     norm, conv = nn.BatchNorm2d(1, eps=0.0, dtype=dtype), nn.Conv2d(1, 1, 1, dtype=dtype)
-    nn.init.constant_(norm.get_buffer("running_mean"), 0.4999)
-    nn.init.constant_(norm.get_buffer("running_var"), 1e-9)
-    nn.init.constant_(conv.weight, 0.3)
-    nn.init.constant_(conv.get_parameter("bias"), 7.0)
+    tensors = norm.get_buffer("running_mean"), norm.get_buffer("running_var"), conv.weight, conv.get_parameter("bias")
+    for tensor, value in zip(tensors, (0.4999, 1e-9, 0.3, 7.0), strict=True):
+        nn.init.constant_(tensor, value)
     head = _dense(torch.tensor([[sign], [0.0]], dtype=dtype), torch.zeros(2, dtype=dtype))
     return nn.Sequential(norm, conv, nn.Flatten(), head).eval()
 
@@ -219,11 +212,8 @@ class _Residual(nn.Module):
 
     def __init__(self, dtype: torch.dtype, large: float, small: float) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(1, 1, dtype=dtype), nn.Linear(1, 1, dtype=dtype)
-        self.first.weight.data.fill_(large)
-        self.second.weight.data.fill_(-(large - small))
-        self.first.bias.data.fill_(1.0)
-        self.second.bias.data.fill_(1.0)
+        one = torch.ones(1, dtype=dtype)
+        self.first, self.second = _dense(one[None] * large, one), _dense(one[None] * -(large - small), one)
 
     def forward(self, x: Tensor) -> Tensor:
         total: Tensor = self.first(x) + self.second(x)

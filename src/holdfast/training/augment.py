@@ -11,23 +11,15 @@ from holdfast.random import Noise
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """What one batch went through: apply it to anything that lies in the frame of the images, such as a perturbation.
+    """What one batch went through: apply it to all that lies in the frame of the images, such as a perturbation."""
 
-    Attributes:
-        padding: zeros added on every side before the crop.
-        offset: (B, 2) top-left corner (row, column) of the crop in the padded image, or None for no crop.
-        flipped: (B,) bool, mirrored left to right, or None for no flips.
-    """
-
-    padding: int = 0
-    offset: Tensor | None = None
-    flipped: Tensor | None = None
+    padding: int = 0  # zeros added on every side before the crop
+    offset: Tensor | None = None  # (B, 2) top-left corner (row, column) of the crop in the padded image
+    flipped: Tensor | None = None  # (B,) bool, mirrored left to right
 
     def __call__(self, x: Tensor) -> Tensor:
         """Crop, then flip; (B, C, H, W) to the same shape."""
-        if self.offset is not None:
-            x = _crop(x, self.padding, self.offset)
-        return self._flip(x)
+        return self.read(x if self.offset is None else torch.nn.functional.pad(x, [self.padding] * 4))
 
     def _flip(self, x: Tensor) -> Tensor:
         return x if self.flipped is None else torch.where(self.flipped[:, None, None, None], x.flip(-1), x)
@@ -49,11 +41,6 @@ class Transform:
         if self.offset is None:
             return values
         return frame.index_put(_places(frame, self.padding, self.offset), values)
-
-
-def _crop(x: Tensor, padding: int, offset: Tensor) -> Tensor:
-    padded = torch.nn.functional.pad(x, [padding] * 4)
-    return padded[_places(padded, padding, offset)]
 
 
 def _places(padded: Tensor, padding: int, offset: Tensor) -> tuple[Tensor, ...]:

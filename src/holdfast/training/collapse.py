@@ -13,9 +13,7 @@ class CollapseWarning(UserWarning):
 
 
 def collapsed(single: float, robust: float, before: Sequence[float]) -> bool:
-    """Whether the accuracies of an epoch show the collapse, `before` those under PGD in earlier epochs.
-
-    Accuracy under one step lies more than 0.3 above that under PGD, which has fallen to half of its best or below.
+    """Whether accuracy under one step is far above accuracy under PGD, which has fallen from its best in the past.
 
     >>> collapsed(0.8, 0.01, [0.3, 0.4]), collapsed(0.5, 0.4, [0.3, 0.4])
     (True, False)

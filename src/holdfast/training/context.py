@@ -20,20 +20,13 @@ Objective = Callable[..., tuple[Tensor, Metrics]]
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What a recipe sets beside the objective, with its options filled in; None where the recipe has none.
+    """What a recipe sets beside the objective, with its options filled in; None where the recipe has none."""
 
-    Attributes:
-        attack: finds the adversarial examples.  targets: what the outputs are compared with.
-        regularizers: terms that are added to the loss, by name.
-        perturb_weights: moves the weights before the loss is taken.
-        top: name of the model's linear top layer, where a part needs it.
-    """
-
-    attack: partial[Any] | None = None
-    targets: partial[Any] | None = None
-    regularizers: Mapping[str, partial[Any]] = field(default_factory=dict)
-    perturb_weights: partial[Any] | None = None
-    top: str | None = None
+    attack: partial[Any] | None = None  # finds the adversarial examples
+    targets: partial[Any] | None = None  # what the outputs are compared with
+    regularizers: Mapping[str, partial[Any]] = field(default_factory=dict)  # terms added to the loss, by name
+    perturb_weights: partial[Any] | None = None  # moves the weights before the loss is taken
+    top: str | None = None  # name of the model's linear top layer, where a part needs it
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,36 +39,23 @@ class Context:
     walk the layers (bounds, Lipschitz constants), or evaluate the model at other weights with
     `torch.func.functional_call`, which is how a weight perturbation fits into one objective.
 
-    Attributes:
-        epoch: counts from 0.
-        step: optimiser steps before this one, since the start of the run.
-        progress: fraction of the run at the middle of this step, between 0 and 1.
-        index: (B,) int64, position of each input in the training split, on the device of x.
-        noise: random numbers of this step, fixed by seed, step and `index`.
-        transform: the augmentation that made x out of the training images.
-        state: tensors that live through the run and go into the checkpoint; change them in place or replace them. A
-            cache of per-example perturbations is `state["delta"]`, shape (count, C, H, W), read and written at `index`.
-        count: number of training examples.
-        optimizer: for its learning rate and its own state; the loop takes the step.
-        adversary: the threat at the budget scheduled for this step, or None if the recipe has none.
-        ramp: how much of its rise the budget has behind it at this step, between 0 and 1.
-        parts: the other parts of the recipe, for an objective that is composed of them.
-        notes: per-example tensors (B,) that one part of this step leaves for another; their means go into the history.
+    The tensors of `state` live through the run and go into the checkpoint; change them in place or replace them. A
+    cache of per-example perturbations is `state["delta"]`, shape (count, C, H, W), read and written at `index`.
     """
 
-    epoch: int
-    step: int
-    progress: float
-    index: Tensor
-    noise: Noise
-    transform: Transform
+    epoch: int  # counts from 0
+    step: int  # optimiser steps before this one, since the start of the run
+    progress: float  # fraction of the run at the middle of this step, between 0 and 1
+    index: Tensor  # (B,) int64, position of each input in the training split, on the device of x
+    noise: Noise  # random numbers of this step, fixed by seed, step and `index`
+    transform: Transform  # the augmentation that made x out of the training images
     state: dict[str, Tensor]
-    count: int
-    optimizer: Optimizer
-    adversary: Threat | None
-    parts: Parts = Parts()
-    ramp: float = 1.0
-    notes: dict[str, Tensor] = field(default_factory=dict)
+    count: int  # number of training examples
+    optimizer: Optimizer  # for its learning rate and its own state; the loop takes the step
+    adversary: Threat | None  # at the budget scheduled for this step, or None if the recipe has none
+    parts: Parts = Parts()  # the other parts of the recipe, for an objective that is composed of them
+    ramp: float = 1.0  # how much of its rise the budget has behind it at this step, between 0 and 1
+    notes: dict[str, Tensor] = field(default_factory=dict)  # (B,) each, from one part to another; means in the history
 
     @property
     def threat(self) -> Threat:

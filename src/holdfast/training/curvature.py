@@ -23,23 +23,14 @@ Parameters = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ReluLayer:
-    """One linear layer of a ReLU network: its Hessian has the diagonal entries variance_d inputs_j^2, and variance_d.
-
-    Attributes:
-        name: name of the layer in the model.
-        weight: (out, in).
-        bias: has it a bias?
-        inputs: (B, in), what the layer sees.
-        variance: (B, out), Var_s of dz_k/d(output d of the layer) over the classes k, drawn with probabilities s.
-        jacobian: (B, K, out), dz_k/d(output d).
-    """
+    """A linear layer of a ReLU network: its Hessian has the diagonal entries variance_d inputs_j^2, and variance_d."""
 
     name: str
-    weight: Tensor
-    bias: bool
-    inputs: Tensor
-    variance: Tensor
-    jacobian: Tensor
+    weight: Tensor  # (out, in)
+    bias: bool  # has it a bias?
+    inputs: Tensor  # (B, in), what the layer sees
+    variance: Tensor  # (B, out), Var_s of dz_k/d(output d of the layer) over the classes k, drawn with probabilities s
+    jacobian: Tensor  # (B, K, out), dz_k/d(output d)
 
 
 def relu_layers(model: nn.Module, x: Tensor, *, weights: Mapping[str, Tensor] | None = None) -> list[ReluLayer]:
@@ -47,12 +38,8 @@ def relu_layers(model: nn.Module, x: Tensor, *, weights: Mapping[str, Tensor] | 
 
     The logits are piecewise linear in the weights of each layer, so the Hessian of the cross-entropy in one layer's
     weights is J^T Phi J exactly; J comes back through the layers by matrix products and keeps its gradient. Memory
-    grows as B K times the widths.
-
-    Args:
-        model: nn.Sequential, nested ones included; `Normalize` may come first.
-        x: inputs, shape (B, ...).
-        weights: by name, in the place of the model's own.
+    grows as B K times the widths. Nested nn.Sequential are taken too, and `Normalize` may come first; `weights`, by
+    name, are in the place of the model's own.
     """
     modules = _sequence(model)
     own = dict(model.named_parameters(remove_duplicate=False)) | dict(weights or {})
@@ -99,14 +86,12 @@ def trace_relu(model: nn.Module, x: Tensor, *, weights: Mapping[str, Tensor] | N
 class LayerBound:
     """H_kd = (dz_k/dI_d)^2 h_k, I the input of a layer: its largest entry, and what the next layer says of it.
 
-    Attributes:
-        largest: (layers, B), max H of each layer.
-        limit: (layers, B), max H of the next layer (of the logits after the last) times |W|_1^2, |W|_1 the largest sum
-            over the outputs of |W|. largest <= limit always.
+    `limit` is max H of the next layer (of the logits after the last) times |W|_1^2, |W|_1 the largest sum over the
+    outputs of |W|. largest <= limit always.
     """
 
-    largest: Tensor
-    limit: Tensor
+    largest: Tensor  # (layers, B), max H of each layer
+    limit: Tensor  # (layers, B)
 
 
 @torch.no_grad()
@@ -123,24 +108,17 @@ def layer_bound(model: nn.Module, x: Tensor) -> LayerBound:
 
 def trace_hutchinson(
     loss: Callable[[Parameters], Tensor],
-    parameters: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],  # where the Hessian is taken
     *,
-    noise: Noise,
+    noise: Noise,  # source of the signs; its first input's numbers are used
     samples: int,
-    create_graph: bool = False,
+    create_graph: bool = False,  # keep a gradient for the parameters
 ) -> Tensor:
     """Estimate of the trace of the Hessian of any loss: the mean of v.Hv over random signs v, a scalar.
 
     Unbiased; the variance is 2 (|H|_F^2 - sum_n H_nn^2) / samples, which is large where weights interact: prefer the
-    closed forms. One Hessian-vector product for each sample.
-
-    Args:
-        loss: from named parameters to a scalar, such as
-            `lambda p: cross_entropy(torch.func.functional_call(model, p, (x,)), y)`.
-        parameters: where the Hessian is taken.
-        noise: source of the signs; its first input's numbers are used.
-        samples: number of sign vectors.
-        create_graph: keep a gradient for the parameters.
+    closed forms. One Hessian-vector product for each sample. A loss may be
+    `lambda p: cross_entropy(torch.func.functional_call(model, p, (x,)), y)`.
     """
     if samples < 1:
         raise InputError(f"samples must be at least 1, got {samples}")
@@ -155,10 +133,6 @@ def eigenvalue_spread(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
     sqrt(|H|_F^2 / N - (Tr H / N)^2): it falls with the trace unless negative eigenvalues grow. Builds all N^2 entries:
     for networks of a few thousand weights at most.
-
-    Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
     """
     at = {name: p.detach() for name, p in model.named_parameters()}
     sizes = [p.numel() for p in at.values()]

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from holdfast.errors import InputError
+from holdfast.utils.progress import progress_bars
 
 
 class Display:
@@ -20,7 +21,6 @@ class Display:
         self._batch = bars.add_task("batch", total=batches, figures="")
 
     def show_step(self, batch: int, loss: float) -> None:
-        """After each step."""
         self._bars.update(self._batch, completed=batch, figures=f"loss {loss:.4f}")
 
     def show_epoch(self, epoch: int, row: dict[str, Any]) -> None:
@@ -33,16 +33,8 @@ class Display:
 @contextmanager
 def display(shown: bool, *, epochs: int, batches: int) -> Iterator[Display]:
     """Bars on the terminal; nothing where standard error is not one or `shown` is false."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bars:
+    figures = TextColumn("{task.fields[figures]}")
+    with progress_bars(shown and Console(stderr=True).is_terminal, TimeElapsedColumn(), figures) as bars:
         yield Display(bars, epochs, batches)
 
 

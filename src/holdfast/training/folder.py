@@ -9,16 +9,14 @@ model.safetensors      the finished model
 tensorboard/           if asked for
 """
 
-import csv
-import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from holdfast.errors import InputError, StorageError
-from holdfast.utils.files import remove_leftovers, write_text, write_whole
+from holdfast.errors import InputError, StorageError, argument
+from holdfast.utils.files import remove_leftovers, write_csv, write_whole
 from holdfast.utils.limits import load_tensors
 
 RECIPE, RUN, HISTORY, MODEL = "recipe.toml", "run.json", "history.csv", "model.safetensors"
@@ -37,32 +35,43 @@ def read_tensors(path: Path) -> dict[str, Any]:
     try:
         content = load_tensors(path)
     except FileNotFoundError as error:
-        raise StorageError(f"there is no checkpoint {path}; start the run without resume") from error
+        raise StorageError(
+            f"there is no checkpoint {path}; start the run without {argument('resume', True)}"
+        ) from error
     except Exception as error:  # the reader of a damaged archive fails in many ways, all of them mean the same
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
         raise damaged(path, reason) from error
     if not isinstance(content, dict):
-        raise StorageError(f"the checkpoint {path} is not one of Holdfast's; start the run again with force=True")
+        raise StorageError(
+            f"the checkpoint {path} is not one of Holdfast's; start the run again with {argument('force', True)}"
+        )
     return content
+
+
+def read_losses(folder: Path) -> torch.Tensor:
+    """The loss of each training input, averaged over the epochs of the run, (N,)."""
+    kept = read_tensors(folder / LAST).get("objective")
+    sums, counts = (kept.get(key) if isinstance(kept, dict) else None for key in ("loss_sum", "loss_count"))
+    if not isinstance(sums, torch.Tensor) or not isinstance(counts, torch.Tensor):
+        raise InputError(f"the run in '{folder}' recorded no loss for each input; its objective does not do that")
+    if bool((counts == 0).any()):
+        raise InputError(f"the run in '{folder}' has not seen {int((counts == 0).sum())} of its inputs yet")
+    return sums.double() / counts.double()
 
 
 def damaged(path: Path, reason: str) -> StorageError:
     """The error for a checkpoint that cannot be used."""
     return StorageError(
-        f"the checkpoint {path} is damaged ({reason}). Restore it from a copy, or start the run again with force=True."
+        f"the checkpoint {path} is damaged ({reason}). Restore it from a copy, or start the run again with "
+        f"{argument('force', True)}."
     )
 
 
 def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
     """Write all rows so far; a column that some rows lack stays empty there."""
-    if not history:
-        return
-    columns = list(dict.fromkeys(key for row in history for key in row))
-    text = io.StringIO(newline="")
-    table = csv.DictWriter(text, columns, lineterminator="\n")
-    table.writeheader()
-    table.writerows(history)
-    write_text(folder / HISTORY, text.getvalue())
+    if history:
+        columns = list(dict.fromkeys(key for row in history for key in row))
+        write_csv(folder / HISTORY, [columns, *([row.get(key, "") for key in columns] for row in history)])
 
 
 def check_free(folder: Path, *, resume: bool, force: bool) -> None:
@@ -72,8 +81,8 @@ def check_free(folder: Path, *, resume: bool, force: bool) -> None:
     found = [name for name in _OURS if (folder / name).exists()]
     if found and not (resume or force):
         raise InputError(
-            f"out: {folder} already holds a run ({found[0]}). Go on with it: --resume, or resume=True; "
-            "replace it: --force, or force=True; or choose another folder."
+            f"out: {folder} already holds a run ({found[0]}). Go on with it: {argument('resume', True)}; "
+            f"replace it: {argument('force', True)}; or choose another folder."
         )
 
 

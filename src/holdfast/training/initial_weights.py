@@ -14,10 +14,6 @@ def ibp_weights(model: nn.Module, seed: int) -> nn.Module:
     average: N(0, 2 pi / n^2) has E|weight| = 2 / n. The usual rules, which keep the variance of activations, let the
     width grow by a factor of about sqrt(n) in every layer. (Shi et al., "Fast certified robust training with short
     warmup", 2021.) Biases become zero.
-
-    Args:
-        model: changed in place.
-        seed: seed of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():

@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError, Interrupted
 from holdfast.models import save_model
 from holdfast.random import Noise
 from holdfast.registry import get
-from holdfast.results import TrainResult
+from holdfast.results import History, TrainResult
 from holdfast.training import folder as files
 from holdfast.training.accuracy import evaluate
 from holdfast.training.augment import draw_transform
@@ -26,6 +26,7 @@ from holdfast.training.display import display, write_scalars
 from holdfast.training.interrupt import stop_on_signal
 from holdfast.training.optimizer import gradient_norm, learning_rate, make_optimizer, set_learning_rate
 from holdfast.training.periods import pas
+from holdfast.training.prune.binary_connect import clip_real_weights
 from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe
 from holdfast.training.schedules import BUDGETS, with_budget
@@ -84,6 +85,7 @@ def train(
         task = prepare(resolved, model, data, folder)
         plan, model = task.recipe, task.model
         optimizer, average = make_optimizer(plan.optimizer, model), make_average(plan.average, model)
+        clip_real_weights(model, optimizer)
         run = RunState(model, optimizer, average, data=fingerprint(task.train))
         step = make_step(model, get("train", plan.objective.name).function, plan.objective.options, team)
         if folder is not None:
@@ -134,7 +136,7 @@ def train(
         if folder is not None and team.leads:
             save_model(trained, folder / files.MODEL, recipe=plan.name, threat=plan.threat or "none")
         team.wait()
-        return TrainResult(trained, run.history, folder)
+        return TrainResult(trained, History(run.history), folder)
 
 
 def shuffled(task: Task, epoch: int) -> list[Tensor]:
@@ -247,18 +249,16 @@ def validate(split: Split | None, task: Task, run: RunState, team: Workers) -> d
     """Accuracies on the held-out split, at the full budget; empty without one."""
     if split is None:
         return {}
-    part = split[: task.recipe.evaluate.count]
+    recipe = task.recipe
+    part = split[: recipe.evaluate.count]
     return evaluate(
-        run.judged,
-        part.x,
-        part.y,
-        task.threat,
-        attack_steps=task.recipe.evaluate.attack_steps,
-        batch_size=task.recipe.batch_size,
-        seed=task.recipe.seed + _VALIDATE,
-        single_step=task.recipe.single_step,
-        certificate=task.recipe.evaluate.certify or "none",
-        view=task.recipe.view,
+        *(run.judged, part.x, part.y, task.threat),
+        attack_steps=recipe.evaluate.attack_steps,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed + _VALIDATE,
+        single_step=recipe.single_step,
+        certificate=recipe.evaluate.certify or "none",
+        view=recipe.view,
         team=team,
     )
 

@@ -82,18 +82,6 @@ class Muon(Optimizer):
         if not state:
             state.update(step=torch.zeros(()), mean=torch.zeros_like(p), square=torch.zeros_like(p))
         assert p.grad is not None
-        adamw(
-            [p],
-            [p.grad],
-            [state["mean"]],
-            [state["square"]],
-            [],
-            [state["step"]],
-            amsgrad=False,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=EPS,
-            maximize=False,
-        )
+        mean, square, step = ([state[key]] for key in ("mean", "square", "step"))
+        how: dict[str, Any] = {"lr": group["lr"], "weight_decay": group["weight_decay"], "beta1": BETAS[0], "eps": EPS}
+        adamw([p], [p.grad], mean, square, [], step, beta2=BETAS[1], amsgrad=False, maximize=False, **how)

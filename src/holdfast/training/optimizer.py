@@ -1,5 +1,7 @@
 """Optimisers, their learning rate and the norm of the gradient."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -15,14 +17,12 @@ def make_optimizer(part: OptimizerPart, model: nn.Module) -> Optimizer:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameters that require gradients: there is nothing to train")
+    rates: dict[str, Any] = {"lr": part.lr, "weight_decay": part.weight_decay}
     if part.name == "sgd":
-        return SGD(
-            parameters, lr=part.lr, momentum=part.momentum, nesterov=part.nesterov, weight_decay=part.weight_decay
-        )
+        return SGD(parameters, momentum=part.momentum, nesterov=part.nesterov, **rates)
     if part.name == "muon":
-        return Muon(parameters, lr=part.lr, momentum=part.momentum, weight_decay=part.weight_decay)
-    kind = Adam if part.name == "adam" else AdamW
-    return kind(parameters, lr=part.lr, weight_decay=part.weight_decay)
+        return Muon(parameters, momentum=part.momentum, **rates)
+    return (Adam if part.name == "adam" else AdamW)(parameters, **rates)
 
 
 def learning_rate(recipe: Recipe, t: float) -> float:

@@ -28,12 +28,7 @@ class Output:
 
 
 def top_layer(model: nn.Module, x: Tensor) -> str:
-    """Name of the linear layer whose output is the model's output.
-
-    Args:
-        model: from (B, ...) to logits (B, K).
-        x: any inputs, shape (B, ...).
-    """
+    """Name of the linear layer whose output is the model's output, found by a pass of any inputs x."""
     last: dict[str, Tensor] = {}
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 

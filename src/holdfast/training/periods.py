@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from holdfast.models.zoo.ensemble import Ensemble
-from holdfast.registry import Part, register
+from holdfast.registry import Part
 
 
-@register(
-    Part(
-        "pas",
-        part="periods",
-        summary="budget and learning rate start anew in periods; the ensemble of their last models answers",
-        reference="Liu et al., On the loss landscape of adversarial training: identifying challenges and how to "
-        "overcome "
-        "them, 2020",
-    )
+@Part(
+    "pas",
+    part="periods",
+    summary="budget and learning rate start anew in periods; the ensemble of their last models answers",
+    reference="Liu et al., On the loss landscape of adversarial training: identifying challenges and how to overcome "
+    "them, 2020",
 )
 def pas(model: nn.Module, snapshots: Sequence[Mapping[str, Tensor]]) -> Ensemble:
     """The mean of the softmax outputs of the model at each of the snapshots of its weights."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from holdfast.registry import Part, register
+from holdfast.registry import Part
 from holdfast.training.context import Context
 from holdfast.training.outputs import Weights, top_layer
 from holdfast.utils.options import Epochs, NotNegative
@@ -38,36 +38,27 @@ def _relative(model: nn.Module, loss_at: LossAt, names: list[str], delta: float)
     return _moved(parameters, xi)
 
 
-@register(
-    Part(
-        "awp",
-        part="perturb_weights",
-        summary="the loss at weights that one step of ascent has moved, each layer by a share of its norm",
-        reference="Wu, Xia and Wang, Adversarial weight perturbation helps robust generalization, 2020",
-    )
+@Part(
+    "awp",
+    part="perturb_weights",
+    summary="the loss at weights that one step of ascent has moved, each layer by a share of its norm",
+    reference="Wu, Xia and Wang, Adversarial weight perturbation helps robust generalization, 2020",
 )
 def awp(
     model: nn.Module, loss_at: LossAt, context: Context, *, delta: NotNegative = 5e-3, start: Epochs = 0
 ) -> Weights | None:
-    """theta + xi, with xi = delta |W| g / |g| for each weight W of a layer.
-
-    Args:
-        delta: size of the move relative to the layer's weights (Frobenius norm).
-        start: epoch from which the weights are moved.
-    """
+    """theta + xi, with xi = delta |W| g / |g| for each weight W of a layer, from the epoch `start` on."""
     if delta == 0 or context.epoch < start:
         return None
     return _relative(model, loss_at, _matrices(model), delta)
 
 
-@register(
-    Part(
-        "awp-top",
-        part="perturb_weights",
-        check_model=lambda model, x, **_: top_layer(model, x),
-        summary="as awp, for the linear top layer only",
-        reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
-    )
+@Part(
+    "awp-top",
+    part="perturb_weights",
+    check_model=lambda model, x, **_: top_layer(model, x),
+    summary="as awp, for the linear top layer only",
+    reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
 )
 def awp_top(
     model: nn.Module, loss_at: LossAt, context: Context, *, delta: NotNegative = 5e-3, start: Epochs = 0
@@ -76,17 +67,14 @@ def awp_top(
     if delta == 0 or context.epoch < start:
         return None
     top = context.parts.top
-    name = f"{top}.weight" if top else "weight"
-    return _relative(model, loss_at, [name], delta)
+    return _relative(model, loss_at, [f"{top}.weight" if top else "weight"], delta)
 
 
-@register(
-    Part(
-        "sam",
-        part="perturb_weights",
-        summary="sharpness-aware minimisation: the loss at the worst weights in a small ball",
-        reference="Foret et al., Sharpness-aware minimization for efficiently improving generalization, 2021",
-    )
+@Part(
+    "sam",
+    part="perturb_weights",
+    summary="sharpness-aware minimisation: the loss at the worst weights in a small ball",
+    reference="Foret et al., Sharpness-aware minimization for efficiently improving generalization, 2021",
 )
 def sam(
     model: nn.Module, loss_at: LossAt, context: Context, *, rho: NotNegative = 0.05, start: Epochs = 0

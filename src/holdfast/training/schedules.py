@@ -123,20 +123,10 @@ def _risen(t: float, start: float, end: float, peak: float, final: float) -> flo
     return min(max((t - start) / (end - start), 0.0), 1.0)
 
 
-LEARNING_RATES: dict[str, Schedule] = {
-    "constant": constant,
-    "step": step,
-    "multistep": multistep,
-    "cosine": cosine,
-    "one-cycle": one_cycle,
-    "cyclic": cyclic,
-}
-BUDGETS: dict[str, Schedule] = {
-    "constant": constant,
-    "linear": linear_rise,
-    "cosine": cosine_rise,
-    "smooth": smooth_rise,
-}
+LEARNING_RATES: dict[str, Schedule] = {"constant": constant, "step": step, "multistep": multistep, "cosine": cosine}
+LEARNING_RATES |= {"one-cycle": one_cycle, "cyclic": cyclic}
+BUDGETS: dict[str, Schedule] = {"constant": constant, "linear": linear_rise}
+BUDGETS |= {"cosine": cosine_rise, "smooth": smooth_rise}
 
 
 def warm_up(t: float, epochs: float) -> float:

@@ -16,7 +16,7 @@ from torch import nn
 from holdfast.certificates import certify
 from holdfast.checks import check_labels, check_logits
 from holdfast.data import Dataset, Split, load_data, split_validation
-from holdfast.errors import HoldfastError, InputError
+from holdfast.errors import HoldfastError, InputError, either
 from holdfast.models import load_model, make_model
 from holdfast.models.catalog import count_parameters, get_architecture
 from holdfast.models.size import MOST, MOST_VALUES, at_most
@@ -81,9 +81,13 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
         split, validation = split_validation(dataset.train, recipe.validation, recipe.seed)
     shape = tuple(split.x.shape[1:])
     check_images(shape, crop=recipe.augment.crop, flip=recipe.augment.flip)
-    if recipe.init is not None:
-        model = _checked("init", partial(_start, recipe.init, model))
+    if recipe.init is not None:  # its weights in the model that was given, or the model that the file describes
+        loaded = _checked("init", partial(load_model, recipe.init, model))
+        model = _placed(loaded) if model is None else loaded
     model, choice = _model(recipe, model, shape, len(dataset.classes))
+    if recipe.prune is not None:
+        prune = partial(get("train", recipe.prune.name).function, model, recipe.seed, **recipe.prune.options)
+        model = _checked("prune", prune)
     _check_fit(model, split, dataset)
     _check_bounds(recipe, model, split)
     added = 0
@@ -96,11 +100,6 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
     source = data if isinstance(data, str) else recipe.data if data is None else data.name
     recipe = replace(recipe, data=source, model=choice)
     return Task(recipe, model, dataset.name, split, validation, recipe.adversary, parts, added)
-
-
-def _start(file: str, model: nn.Module | None) -> nn.Module:
-    """The weights of a file in the model that was given, or as the model that the file describes."""
-    return _placed(load_model(file)) if model is None else load_model(file, model)
 
 
 def _load_extra(name: str, split: Split, dataset: Dataset) -> Split:
@@ -126,15 +125,8 @@ def make_parts(recipe: Recipe, model: nn.Module, split: Split) -> Parts:
             check = get("train", choice.name).check_model
             if check is not None:
                 top = _checked(where, partial(check, model, x, **choice.options)) or top
-    return Parts(
-        attack=bound(recipe.attack),
-        targets=bound(recipe.targets),
-        regularizers={
-            name: partial(get("train", name).function, **options) for name, options in recipe.regularizers.items()
-        },
-        perturb_weights=bound(recipe.perturb_weights),
-        top=top,
-    )
+    terms = {name: partial(get("train", name).function, **options) for name, options in recipe.regularizers.items()}
+    return Parts(bound(recipe.attack), bound(recipe.targets), terms, bound(recipe.perturb_weights), top)
 
 
 def _checked(where: str, check: Callable[[], T]) -> T:
@@ -147,7 +139,7 @@ def _checked(where: str, check: Callable[[], T]) -> T:
 
 def _load(name: str | None) -> Dataset:
     if name is None:
-        raise InputError("data: missing; name it in the recipe or give data=")
+        raise InputError(f"data: missing; name it in the recipe or give {either('data=', '--set data=NAME')}")
     return load_data(name)
 
 
@@ -166,12 +158,12 @@ def _model(
         made = get_architecture(model)
         return model, None if made is None else Choice(made[0], made[1])
     if recipe.model is None:
-        raise InputError("model: missing; name an architecture in the recipe or give model=")
+        raise InputError(
+            f"model: missing; name an architecture in the recipe or give {either('model=', '--set model.name=NAME')}"
+        )
     options = {"input_shape": shape, "classes": classes, **recipe.model.options}
     built = _fresh(recipe.model.name, options, recipe.seed)
-    if recipe.weights == "ibp":
-        built = ibp_weights(built, recipe.seed)
-    return _placed(built), recipe.model
+    return _placed(ibp_weights(built, recipe.seed) if recipe.weights == "ibp" else built), recipe.model
 
 
 def _fresh(name: str, options: dict[str, Any], seed: int) -> nn.Module:

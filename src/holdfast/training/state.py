@@ -13,6 +13,8 @@ from holdfast.errors import InputError
 from holdfast.training.workers import Workers
 
 Weights = dict[str, Tensor]
+_PLAIN = ("epoch", "batch", "seconds", "examples", "snapshots", "totals", "history")
+"""What a checkpoint holds of a `RunState` as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,30 +28,20 @@ class Best:
 
 @dataclass(eq=False)
 class RunState:
-    """Where a run stands.
-
-    Attributes:
-        epoch: the epoch under way, from 0.  batch: batches of it that are done.
-        totals: sums over the examples of this epoch, for its row of the history.
-        seconds: training time of this epoch so far.
-        examples: that this epoch has seen so far.
-        objective: what the objective keeps between steps (`Context.state`).
-        snapshots: weights at the end of each period, for an ensemble.
-        data: fingerprint of the training split.
-    """
+    """Where a run stands."""
 
     model: nn.Module
     optimizer: Optimizer
     average: AveragedModel | None
-    data: int
-    epoch: int = 0
-    batch: int = 0
-    seconds: float = 0.0
-    examples: int = 0
-    totals: dict[str, float] = field(default_factory=dict)
-    objective: dict[str, Tensor] = field(default_factory=dict)
+    data: int  # fingerprint of the training split
+    epoch: int = 0  # the epoch under way
+    batch: int = 0  # batches of it that are done
+    seconds: float = 0.0  # training time of this epoch so far
+    examples: int = 0  # that this epoch has seen so far
+    totals: dict[str, float] = field(default_factory=dict)  # over the examples of this epoch
+    objective: dict[str, Tensor] = field(default_factory=dict)  # what it keeps between steps (`Context.state`)
     history: list[dict[str, Any]] = field(default_factory=list)
-    snapshots: list[Weights] = field(default_factory=list)
+    snapshots: list[Weights] = field(default_factory=list)  # weights at the end of each period, for an ensemble
     best: Best | None = None
 
     @property
@@ -85,13 +77,7 @@ class RunState:
             "objective": self.objective,
             "random": team.gather(_random_state(_device(self.model))),
             "data": self.data,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "seconds": self.seconds,
-            "examples": self.examples,
-            "snapshots": self.snapshots,
-            "totals": self.totals,
-            "history": self.history,
+            **{name: getattr(self, name) for name in _PLAIN},
         }
 
     def restore(self, saved: dict[str, Any], team: Workers) -> None:
@@ -110,9 +96,8 @@ class RunState:
         if self.average is not None:
             self.average.load_state_dict(saved["average"])
         self.objective.update({key: value.to(device) for key, value in saved["objective"].items()})
-        self.epoch, self.batch, self.seconds = saved["epoch"], saved["batch"], saved["seconds"]
-        self.examples, self.totals, self.history = saved["examples"], saved["totals"], saved["history"]
-        self.snapshots = saved["snapshots"]
+        for name in _PLAIN:
+            setattr(self, name, saved[name])
         _set_random_state(device, saved["random"][team.rank])
 
 

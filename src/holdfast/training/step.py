@@ -29,17 +29,11 @@ Inner = Literal["none", "ce", "kl"]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What the outputs are compared with.
+    """What the outputs are compared with."""
 
-    Attributes:
-        value: labels (B,) or distributions (B, K).
-        weight: weight of each example, (B,), or None for equal weights.
-        weigh_all: the weights apply to the whole loss, not only to the part that fits the targets.
-    """
-
-    value: Tensor
-    weight: Tensor | None = None
-    weigh_all: bool = False
+    value: Tensor  # labels (B,) or distributions (B, K)
+    weight: Tensor | None = None  # weight of each example, (B,), or None for equal weights
+    weigh_all: bool = False  # the weights apply to the whole loss, not only to the part that fits the targets
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,38 +64,30 @@ class Terms:
 class Family:
     """What makes an objective.
 
-    Attributes:
-        inner: the loss that the attack maximises; "none" for no attack.
-        clean: whether the loss looks at the clean input too.
-        terms: the loss per example.
-        trace: traces of the Hessians of `terms` with respect to the weights of the top layer; the flag says whether
-            that layer has a bias.
+    `trace` gives the traces of the Hessians of `terms` with respect to the weights of the top layer; its flag says
+    whether that layer has a bias.
     """
 
-    inner: Inner
-    clean: bool
-    terms: Callable[[Views], Terms]
+    inner: Inner  # the loss that the attack maximises; "none" for no attack
+    clean: bool  # whether the loss looks at the clean input too
+    terms: Callable[[Views], Terms]  # the loss per example
     trace: Callable[[Views, bool], Terms]
 
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """A step as a regulariser sees it.
-
-    `weights` are those at which the loss is taken, None for the model's own; `relaxed` is the network over the threat
-    set around x, where the objective has bounded it; `target` has the weight of each example, None for equal weights.
-    """
+    """A step as a regulariser sees it."""
 
     model: nn.Module
-    weights: Weights | None
+    weights: Weights | None  # at which the loss is taken, None for the model's own
     x: Tensor
     x_adv: Tensor
     views: Views
     terms: Terms
     family: Family
     context: Context
-    relaxed: Relaxation | None = None
-    target: Target | None = None
+    relaxed: Relaxation | None = None  # the network over the threat set around x, where the objective has bounded it
+    target: Target | None = None  # has the weight of each example; None for equal weights
 
     def at(self, x: Tensor) -> Output:
         """The outputs at x, at the weights of this step."""
@@ -161,18 +147,9 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, context: Context, loss: Los
 
 
 def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family: Family) -> tuple[Tensor, Metrics]:
-    """Loss (a scalar) and metrics of one batch; see the top of this file.
-
-    Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        context: this step, with the parts of the recipe.
-        family: what the objective is made of.
-    """
-    parts = context.parts
-    x_adv = x
-    if family.inner != "none":
-        x_adv = attacked(model, x, y, context, inner_loss(family.inner, model, x))
+    """Loss (a scalar) and metrics of one batch; see the top of this file."""
+    parts, attacks = context.parts, family.inner != "none"
+    x_adv = attacked(model, x, y, context, inner_loss(family.inner, model, x)) if attacks else x
     target: Target | None = None  # learned targets change with every look: one look for each step
 
     def evaluate(weights: Weights | None) -> tuple[Tensor, Taken, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from holdfast.errors import InputError
-from holdfast.registry import Part, register
+from holdfast.registry import Part
 from holdfast.training.context import Context
 from holdfast.training.outputs import Output
 from holdfast.training.step import Target
@@ -32,13 +32,11 @@ def _moving(probability: Tensor, labels: Tensor, context: Context, memory: float
     return new
 
 
-@register(
-    Part(
-        "smooth",
-        part="targets",
-        summary="label smoothing",
-        reference="Szegedy et al., Rethinking the Inception architecture for computer vision, 2016",
-    )
+@Part(
+    "smooth",
+    part="targets",
+    summary="label smoothing",
+    reference="Szegedy et al., Rethinking the Inception architecture for computer vision, 2016",
 )
 @torch.no_grad()
 def smooth(clean: Output | None, adv: Output, y: Tensor, context: Context, *, amount: Fraction = 0.1) -> Target:
@@ -46,13 +44,11 @@ def smooth(clean: Output | None, adv: Output, y: Tensor, context: Context, *, am
     return Target((1 - amount) * _labels(adv, y) + amount / adv.logits.shape[1])
 
 
-@register(
-    Part(
-        "self-adaptive",
-        part="targets",
-        summary="targets that move towards the model's own output; uncertain examples weigh less",
-        reference="Huang, Zhang and Zhang, Self-adaptive training: beyond empirical risk minimization, 2020",
-    )
+@Part(
+    "self-adaptive",
+    part="targets",
+    summary="targets that move towards the model's own output; uncertain examples weigh less",
+    reference="Huang, Zhang and Zhang, Self-adaptive training: beyond empirical risk minimization, 2020",
 )
 @torch.no_grad()
 def self_adaptive(
@@ -67,14 +63,11 @@ def self_adaptive(
     return Target(target, target.amax(1))
 
 
-@register(
-    Part(
-        "adaptive",
-        part="targets",
-        summary="targets between the label and a moving average of the adversarial output; optional reweighting",
-        reference="Liu et al., On the impact of hard adversarial instances on overfitting in adversarial "
-        "training, 2021",
-    )
+@Part(
+    "adaptive",
+    part="targets",
+    summary="targets between the label and a moving average of the adversarial output; optional reweighting",
+    reference="Liu et al., On the impact of hard adversarial instances on overfitting in adversarial training, 2021",
 )
 @torch.no_grad()
 def adaptive(
@@ -90,11 +83,7 @@ def adaptive(
 ) -> Target:
     """beta one-hot + (1 - beta) t, with t <- rho t + (1 - rho) softmax(z(x')); before the epoch `start` the labels.
 
-    Args:
-        rho: memory of t, which starts at the label.
-        beta: 1 for only the labels, 0 for only t.
-        reweight: weigh each example by the probability of its label at x'.
-        start: epoch from which targets and weights are used.
+    t starts at the label. With `reweight` each example has the probability of its label at x' as its weight.
     """
     if context.epoch < start:
         return Target(y)
@@ -111,14 +100,12 @@ def _check_attack(recipe: Any, **_: Any) -> None:
         raise InputError(f"targets.name: 'geometry' counts the steps of the attack 'pgd', but attack.name is {attack}")
 
 
-@register(
-    Part(
-        "geometry",
-        part="targets",
-        check_recipe=_check_attack,
-        summary="more weight for examples that few steps break; overfits to the attack, for comparison",
-        reference="Zhang et al., Geometry-aware instance-reweighted adversarial training, 2021",
-    )
+@Part(
+    "geometry",
+    part="targets",
+    check_recipe=_check_attack,
+    summary="more weight for examples that few steps break; overfits to the attack, for comparison",
+    reference="Zhang et al., Geometry-aware instance-reweighted adversarial training, 2021",
 )
 @torch.no_grad()
 def geometry(

@@ -13,7 +13,7 @@ from holdfast import L1, L2, Linf
 from holdfast.random import Noise
 from holdfast.registry import get
 from holdfast.training.attack.atas import atas
-from holdfast.training.attack.atta import atta
+from holdfast.training.attack.atta import atta, enlarge, shrink
 from holdfast.training.augment import draw_transform
 from holdfast.training.step import fit
 
@@ -147,3 +147,48 @@ def test_examples_that_come_late_start_at_random_and_early_ones_do_not_start_aga
         delta = torch.where(late[:, None, None, None], random, known[index])
         assert torch.allclose(watched.seen[-1], Linf(0.05).project(x[index] + delta, x[index]))
         met.update(part)
+
+
+@pytest.mark.parametrize("name", ["atta", "atas"])
+@pytest.mark.parametrize("crop", [0, 2])
+def test_perturbations_kept_at_low_resolution_stay_in_the_budget(name, crop):
+    model, x, y = images()
+    state: dict[str, torch.Tensor] = {}
+    for epoch in range(3):
+        transform = draw_transform(Noise(epoch, torch.arange(len(x))), crop=crop, flip=True)
+        context = make_context(x, Linf(0.05), epoch=epoch, state=state, transform=transform)
+        seen = transform(x)
+        x_adv = run(name, model, seen, y, context, resolution=3)
+        assert state["delta"].shape == (len(x), 2, 3, 3)
+        assert state["delta"].abs().max() <= 0.05 + 1e-7
+        assert state["delta"].abs().max() > 0
+        assert Linf(0.05).contains(x_adv, seen).all()
+
+
+def test_what_is_kept_are_means_over_cells_in_the_frame_without_crop_and_flip():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(24, 3))
+    x, y = 0.3 + 0.4 * torch.rand(5, 1, 4, 6), torch.arange(5) % 3
+    transform = draw_transform(Noise(1, torch.arange(5)), crop=0, flip=True)
+    state: dict[str, torch.Tensor] = {}
+    context = make_context(x, Linf(0.05), state=state, transform=transform)
+    seen = transform(x)
+    x_adv = atta(model, seen, y, fit, context, step=0.5, resolution=2)
+    delta = torch.where(transform.flipped[:, None, None, None], (x_adv - seen).flip(-1), x_adv - seen)
+    cells = delta.reshape(5, 1, 2, 2, 2, 3).mean((3, 5))
+    assert torch.allclose(state["delta"], cells, atol=1e-7)
+    assert torch.allclose(shrink(enlarge(cells, [1, 4, 6]), 2), cells, atol=1e-7)
+    model_seen = Watched(model)
+    atta(model_seen, x, y, fit, make_context(x, Linf(0.05), epoch=1, state=state), step=0.5, resolution=2)
+    assert torch.allclose(model_seen.seen[0] - x, enlarge(cells, [1, 4, 6]), atol=1e-6)
+
+
+def test_a_resolution_that_is_large_enough_changes_nothing():
+    model, x, y = images()
+    answers = []
+    for options in ({}, {"resolution": 5}):
+        state: dict[str, torch.Tensor] = {}
+        for epoch in range(3):
+            x_adv = atta(model, x, y, fit, make_context(x, Linf(0.05), epoch=epoch, state=state), **options)
+        answers.append(x_adv)
+    assert torch.equal(*answers)

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from attack_tasks import EPS, linear, with_margin
 from contexts import make_context
-from holdfast import Linf
+from holdfast import L2, Linf
+from holdfast.training.attack.fgsm import fgsm, fgsm_rs
 from holdfast.training.attack.pgd import pgd
 from holdfast.training.step import fit
 
@@ -29,3 +31,16 @@ def test_pgd_step_follows_the_scheduled_budget():
         once = pgd(linear(), x, y, fit, context, steps=1, step_size=eps / 4)
         moved[eps] = (once - start).abs().max().item()
     assert moved[0.1] == pytest.approx(10 * moved[0.01], rel=1e-3)
+
+
+@pytest.mark.parametrize("attack", [pgd, fgsm, fgsm_rs])
+def test_an_attack_in_bfloat16_finds_nearly_the_same_points(attack):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 4, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 3)).eval()
+    x, y = torch.rand(6, 3, 8, 8), torch.arange(6) % 3
+    full, half = (attack(model, x, y, fit, make_context(x, L2(0.5)), precision=p) for p in ("full", "bfloat16"))
+    assert half.dtype == torch.float32
+    assert bool(L2(0.5).contains(half, x).all())
+    assert not torch.equal(full, half)
+    assert torch.allclose(full, half, atol=0.02)
+    assert all(p.requires_grad for p in model.parameters())

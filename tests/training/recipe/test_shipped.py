@@ -16,9 +16,11 @@ from rich.console import Console
 import holdfast as hf
 from holdfast.data import Dataset, load_data
 from holdfast.models import list_models, make_model, save_model
+from holdfast.models.masked import masked
 from holdfast.training import display as display_module
 from holdfast.training import list_recipes, load_recipe, parse_override, train
 from holdfast.training.interrupt import stop_on_signal
+from holdfast.utils import progress
 
 RECIPES = {listed.name: load_recipe(listed.name) for listed in list_recipes()}
 SMALL = [name for name in RECIPES if name.startswith("mnist-mini-")]
@@ -38,6 +40,8 @@ def files(few, tmp_path_factory):
     """What fine-tuning starts from: a model, and a few images more."""
     folder = tmp_path_factory.mktemp("finetune")
     save_model(make_model("small-star", seed=0), folder / "model.safetensors")
+    pruned = masked(make_model("small-star", seed=0), rate=0.9, weights="own", last_batch_norm=False)
+    save_model(pruned, folder / "pruned.safetensors")
     more = load_data("mnist-mini").train[200:300]
     both = {f"{kind}_{part}": getattr(more, kind).numpy() for kind in "xy" for part in ("train", "test")}
     np.savez(folder / "more.npz", classes=np.array(few.classes), **both)
@@ -63,8 +67,11 @@ def shortened(recipe, files):
         changes["objective.start_epoch"] = 1
     if recipe.evaluate.certify != "none":  # once before the first epoch is enough: some proofs take seconds
         changes["evaluate.certify"] = "none"
+    if recipe.init is not None:
+        pruned = recipe.prune is not None and recipe.prune.name == "hydra-fine-tune"
+        changes["init"] = str(files / ("pruned.safetensors" if pruned else "model.safetensors"))
     if recipe.extra is not None:
-        changes |= {"extra.data": str(files / "more.npz"), "init": str(files / "model.safetensors")}
+        changes["extra.data"] = str(files / "more.npz")
     return changes
 
 
@@ -73,7 +80,8 @@ def test_recipes_for_the_embedded_data_train(name, few, files):
     result = train(name, data=few, progress=False, **shortened(RECIPES[name], files))
     history = result.history
     assert all(math.isfinite(value) for row in history for value in row.values())
-    if RECIPES[name].budget.name == "constant" and not RECIPES[name].objective.options.get("start_epoch"):
+    rises = any("ramp_up" in options for options in RECIPES[name].regularizers.values())
+    if RECIPES[name].budget.name == "constant" and not RECIPES[name].objective.options.get("start_epoch") and not rises:
         assert history[1]["train_loss"] < history[0]["train_loss"]
     assert result.model(few.test.x).isfinite().all()
 
@@ -82,7 +90,7 @@ def test_every_method_has_a_recipe_for_the_embedded_data():
     used = set()
     for name in SMALL:
         recipe = RECIPES[name]
-        parts = (recipe.objective, recipe.attack, recipe.targets, recipe.perturb_weights)
+        parts = (recipe.objective, recipe.attack, recipe.targets, recipe.perturb_weights, recipe.prune)
         used |= {part.name for part in parts if part is not None} | set(recipe.regularizers) | {recipe.average.name}
         used |= {"pas"} if recipe.periods else set()
     assert {method.name for method in hf.methods("train")} <= used
@@ -108,10 +116,14 @@ def output_shape(model, options, shape):
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_name_their_data_and_a_model_of_the_zoo(name, zoo):
     recipe = RECIPES[name]
-    assert name.startswith(f"{recipe.data}-")
-    assert recipe.model.name in zoo
     assert recipe.summary
     assert recipe.needs
+    if name.startswith("own-"):  # model and data are the user's
+        assert (recipe.data, recipe.model) == (None, None)
+        assert "--model and --data of yours" in recipe.needs
+        return
+    assert name.startswith(f"{recipe.data}-")
+    assert recipe.model.name in zoo
     assert recipe.init is None or "init" in recipe.needs or "runs/" in recipe.needs
     options = {key: frozen(value) for key, value in recipe.model.options.items()}
     assert output_shape(recipe.model.name, tuple(options.items()), SHAPES[recipe.data]) == (2, 10)
@@ -150,6 +162,9 @@ def value(recipe, key):
         # The decay adds w to the gradient of gamma |w|^2, which is 2 gamma w; gamma is 1e-3.
         ("cifar10-at-trh-vit-l16", {"regularizers.trh.weight": 1e-5, "optimizer.weight_decay": 2e-3}),
         ("cifar10-trades-trh-vit-l16", {"regularizers.trh.weight": 1e-4, "regularizers.trh.schedule": "multistep"}),
+        ("cifar10-subnet", {"prune.rate": 0.99, "prune.gamma": 0.1, "prune.score_scale": 1e-3, "epochs": 400}),
+        ("cifar10-subnet-fast", {"attack.name": "atta", "prune.weights": "binary", "validation": 0.02}),
+        ("cifar10-rst", {"prune.gamma": 1.0, "prune.weights": "kaiming-normal", "optimizer.weight_decay": 5e-4}),
         ("mnist-pas", {"threat": "linf:0.4", "budget.peak": 1.5, "optimizer.lr": 1e-4, "epochs": 100}),
     ],
 )
@@ -182,7 +197,8 @@ def test_the_documentation_has_every_part_with_its_options():
 
 def test_bars_show_epochs_batches_and_scores(monkeypatch, toy_recipe, make_toy_model, toy_data):
     screen = io.StringIO()
-    monkeypatch.setattr(display_module, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120))
+    for module in (display_module, progress):
+        monkeypatch.setattr(module, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120))
     train(toy_recipe, make_toy_model(), toy_data)
     shown = screen.getvalue()
     assert "epoch" in shown

@@ -20,7 +20,6 @@ def make_baseline(baseline: Baseline | Tensor, x: Tensor, setting: Setting) -> T
     Args:
         baseline: "black" (the low end of the range), "white" (the high end), "blurred" (the image without its details),
             "random" (uniform over the range, one draw for each input), or a tensor: one input, or one for each of x.
-        x: inputs, (B, ...).
         setting: range and random numbers.
     """
     if isinstance(baseline, Tensor):

@@ -22,7 +22,7 @@ from holdfast.attacks.core.nearest import get_nearest, nearest_options
 from holdfast.attacks.core.planes import BEYOND, move_onto_plane
 from holdfast.errors import InputError
 from holdfast.explanations.core.quantity import Setting
-from holdfast.utils.options import check_options
+from holdfast.utils.options import Positive, Whole, check_fields, check_options
 
 PUBLISHED_BUDGETS = (36 / 255, 64 / 255, 0.3, 0.5, 0.7, 0.9, 1.1)
 
@@ -43,20 +43,21 @@ class BoundarySearch:
     """
 
     norm: str = "l2"
-    budgets: tuple[float, ...] = (*PUBLISHED_BUDGETS, 2.2, 4.4, 8.8)
-    steps: int = 20
+    budgets: tuple[Positive, ...] = (*PUBLISHED_BUDGETS, 2.2, 4.4, 8.8)
+    steps: Whole = 20
     attacks: tuple[str, ...] = ("deepfool", "auto")
-    starts: int = 10
-    refine: int = 6
+    starts: Whole = 10
+    refine: Whole = 6
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if check_norm(self.norm) == "l1":
             raise InputError("a boundary search minimises 'l2' or 'linf', got 'l1'")
-        if not self.budgets or list(self.budgets) != sorted(set(self.budgets)) or not self.budgets[0] > 0:
-            raise InputError(f"budgets must be positive and increasing, at least one, got {self.budgets}")
-        if min(self.steps, self.starts, self.refine) < 0 or (self.steps == 0 and not self.attacks):
-            raise InputError(f"steps, starts and refine must be >= 0, and some attack is needed, got {self}")
+        check_fields(self)
+        if not self.budgets or list(self.budgets) != sorted(set(self.budgets)):
+            raise InputError(f"budgets must be increasing, at least one, got {self.budgets}")
+        if self.steps == 0 and not self.attacks:
+            raise InputError(f"a boundary search needs steps or an attack, got {self}")
         for attack in (*self.attacks, *self.options):
             check_options(nearest_options(attack), self.options.get(attack, {}), f"method '{attack}'")
 
@@ -83,10 +84,7 @@ def nearest_boundary(model: nn.Module, x: Tensor, setting: Setting, search: Boun
     found: distance infinite, `x_adv` the input itself.
 
     Args:
-        model: from (B, ...) to logits (B, K), in eval mode.
-        x: inputs, (B, ...).
         setting: range, random numbers and chunk.
-        search: how.
     """
     if is_stochastic(model, x):
         raise InputError("the model draws random numbers, so it has no fixed boundary; use 'smoothgrad' or 'saliency'")

@@ -37,8 +37,6 @@ def exact_boundary(
 
     Args:
         model: an `nn.Sequential` of Flatten, Linear and ReLU.
-        x: inputs, (B, ...).
-        low, high: the valid range.
         max_relus: a network with more is refused.
     """
     layers = _layers(model)
@@ -64,13 +62,8 @@ def _layers(model: nn.Module) -> list[tuple[Array, Array]]:
     if len(modules) % 2 == 0 or not all(isinstance(m, kind) for m, kind in zip(modules, expected, strict=True)):
         raise UnsupportedError("the exact boundary needs Linear layers with a ReLU between every two of them")
     linear = [m for m in modules if isinstance(m, nn.Linear)]
-    return [
-        (
-            m.weight.detach().double().cpu().numpy(),
-            np.zeros(m.out_features) if m.bias is None else m.bias.detach().double().cpu().numpy(),
-        )
-        for m in linear
-    ]
+    pairs = [(m.weight, torch.zeros(m.out_features) if m.bias is None else m.bias) for m in linear]
+    return [(w.detach().double().cpu().numpy(), b.detach().double().cpu().numpy()) for w, b in pairs]
 
 
 def _label(layers: list[tuple[Array, Array]], x: Array) -> int:

@@ -31,6 +31,11 @@ class BoxTable:
     boxes: Tensor
     sizes: Tensor
 
+    def select(self, index: Tensor) -> "BoxTable":
+        """The boxes of the inputs at these positions, ascending (n,), which become inputs 0 to n - 1."""
+        kept = torch.isin(self.index, index)
+        return BoxTable(torch.searchsorted(index, self.index[kept]), self.boxes[kept], self.sizes[kept])
+
 
 @dataclass(frozen=True, eq=False)
 class Masks:

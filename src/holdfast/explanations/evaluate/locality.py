@@ -21,14 +21,15 @@ from holdfast.explanations.evaluate.randomise import randomise_all
 from holdfast.results import Explanation
 from holdfast.threats import Linf, Threat
 from holdfast.utils.intervals import clopper_pearson
+from holdfast.utils.show import Shown
 
 SCORES = ("precision", "recall", "f1", "energy", "pointing")
 METHODS: dict[str, dict[str, Any]] = {"saliency": {}, "integrated-gradients": {"steps": 20}, "big": {"steps": 20}}
 """The attributions of the protocols, with the options as published."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
+@dataclass(frozen=True, eq=False, repr=False)
+class Scores(Shown):
     """How well an attribution A overlaps a mask M, for each input; (B,) each, NaN where it is not defined.
 
     Attributes:
@@ -191,7 +192,6 @@ def protocol(
     for each score.
 
     Args:
-        models: by name.
         threat: what the models are attacked with, by the cascade.
         methods: methods of `hf.explain`, with their options.
         floor: also a copy of the first model with random weights, "random weights": what chance gives.

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from holdfast.errors import InputError
 from holdfast.explanations import explain
 from holdfast.random import Noise
+from holdfast.utils.show import Shown
 
 
-@dataclass(frozen=True, eq=False)
-class Randomised:
+@dataclass(frozen=True, eq=False, repr=False)
+class Randomised(Shown):
     """How alike an explanation stays while the layers lose their weights, from the last one down.
 
     Attributes:
@@ -31,14 +32,7 @@ class Randomised:
 
 
 def randomised(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    method: str = "big",
-    *,
-    at_once: int = 1,
-    seed: int = 0,
-    **options: Any,
+    model: nn.Module, x: Tensor, y: Tensor, method: str = "big", *, at_once: int = 1, seed: int = 0, **options: Any
 ) -> Randomised:
     """Explain the same inputs by ever more random models; the model itself is not changed.
 
@@ -52,7 +46,6 @@ def randomised(
     left still holds the factor x - b, which no weights change; such methods may end well above 0.
 
     Args:
-        x: inputs, (B, ...).  y: classes, (B,).
         method: a method of `hf.explain`; `options` go to it.
         at_once: layers randomised at each stage.
     """

@@ -20,10 +20,11 @@ from holdfast.explanations.core.quantity import Quantity, Setting, gradients_at,
 from holdfast.explanations.evaluate.trust import setting_for
 from holdfast.random import Noise
 from holdfast.threats import L2, Linf, norm_2
+from holdfast.utils.show import Shown
 
 
-@dataclass(frozen=True, eq=False)
-class ExplanationAttack:
+@dataclass(frozen=True, eq=False, repr=False)
+class ExplanationAttack(Shown):
     """The change of the input that moved its saliency most.
 
     Attributes:
@@ -114,8 +115,8 @@ def _ascend(
     return best, rate, cosine
 
 
-@dataclass(frozen=True, eq=False)
-class Alignment:
+@dataclass(frozen=True, eq=False, repr=False)
+class Alignment(Shown):
     """How the explanations at the input compare with those at the boundary; all (B,).
 
     Attributes:
@@ -159,8 +160,8 @@ def alignment(
     return Alignment(norm_2(at_x - at_b), norm_2(black - near), cosine, found.distance, ok)
 
 
-@dataclass(frozen=True, eq=False)
-class Proposition:
+@dataclass(frozen=True, eq=False, repr=False)
+class Proposition(Shown):
     """Both sides of |n - A(x)| <= lambda |x - x'|, n the gradient at the boundary point x'; all (B,).
 
     Attributes:
@@ -188,10 +189,8 @@ def normal_bound(
     paired = alignment(model, x, y, search=search, seed=seed, chunk=chunk)
     distance = torch.where(paired.ok, paired.distance, 0)
     tiny = torch.finfo(x.dtype).tiny ** 0.5
-    rate, setting = (
-        torch.where(paired.ok, paired.saliency / distance.clamp(min=tiny), 0),
-        setting_for(x, seed=seed, chunk=chunk),
-    )
+    rate = torch.where(paired.ok, paired.saliency / distance.clamp(min=tiny), 0)
+    setting = setting_for(x, seed=seed, chunk=chunk)
     with frozen(model):
         label = predicted(model, x, y, chunk)
         first, _ = gradients_at(model, x, label, setting)

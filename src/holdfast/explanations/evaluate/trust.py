@@ -17,6 +17,7 @@ from holdfast.explanations.core.paths import completeness_error
 from holdfast.explanations.core.quantity import Quantity, Setting, check_quantity, values_at
 from holdfast.random import Noise
 from holdfast.threats import norm_2
+from holdfast.utils.show import Shown
 
 Moves = Literal["noise", "path", "end"]
 MOVES: tuple[Moves, ...] = get_args(Moves)
@@ -115,8 +116,8 @@ def sensitivity(
     return worst / norm_2(first).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+@dataclass(frozen=True, eq=False, repr=False)
+class Curve(Shown):
     """How the answer goes as features are taken away, or put in, the most important ones first.
 
     Attributes:
@@ -181,3 +182,41 @@ def _replaced(x: Tensor, b: Tensor, rank: Tensor, steps: int, *, insert: bool) -
 def score_per_pixel(attribution: Tensor) -> Tensor:
     """Sum over the channels of images, (B, C, H, W) -> (B, H, W); other attributions as they are."""
     return attribution.sum(1) if attribution.ndim == 4 else attribution
+
+
+TRUST = ("completeness", "infidelity", "sensitivity", "deletion", "insertion")
+
+
+def trust_scores(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    method: str = "saliency",
+    *,
+    sigma: float = 0.1,
+    radius: float = 0.02,
+    samples: int = 10,
+    seed: int = 0,
+    index: Tensor | None = None,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """All measures of one method by name (`TRUST`), (B,) each; NaN where the method has no baseline or no slope.
+
+    Lower is better, but for insertion. Scores of one measure can be compared between methods, not between measures.
+
+    Args:
+        method: a method of `hf.explain`; `options` go to it.
+        sigma: noise of `infd`.  radius: of `sensitivity`.  samples: draws of both.
+        seed: fixes every random choice.
+        index: identity of each input, shape (B,); see `hf.explain`.
+    """
+    found = explain(model, x, y, method, seed=seed, index=index, **options)
+    nothing = torch.full_like(found.error, math.nan)
+    slope, how = found.slope, dict[str, Any](samples=samples, seed=seed)
+    return {
+        "completeness": found.error,
+        "infidelity": nothing if slope is None else infd(model, x, y, slope, sigma=sigma, **how),
+        "sensitivity": sensitivity(model, x, y, method, radius=radius, **how, **options),
+        "deletion": deletion(model, x, y, found.attribution, seed=seed).area,
+        "insertion": insertion(model, x, y, found.attribution, seed=seed).area,
+    }

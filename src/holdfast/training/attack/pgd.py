@@ -1,6 +1,7 @@
 """The inner maximum by projected gradient ascent, fresh for every batch."""
 
-from typing import Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +9,18 @@ from torch import Tensor, nn
 from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import Loss
-from holdfast.registry import Part, register
+from holdfast.registry import Part
 from holdfast.training.context import Context, in_mode
 from holdfast.utils.options import Count, Positive
 
 Mode = Literal["eval", "train"]
+Precision = Literal["full", "bfloat16"]
 NUDGE = 1e-3  # standard deviation of a start just off x, of Zhang et al., 2019
+
+
+def in_bfloat16(x: Tensor, precision: Precision) -> AbstractContextManager[Any]:
+    """Passes inside are in bfloat16 (autocast) if the precision says so, else as the model is."""
+    return nullcontext() if precision == "full" else torch.autocast(x.device.type, torch.bfloat16)
 
 
 def gradient_at(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, mode: Mode) -> Tensor:
@@ -22,15 +29,13 @@ def gradient_at(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, mode: Mode) 
         return input_gradient(model, x, y, loss)[0]
 
 
-@register(
-    Part(
-        "pgd",
-        part="attack",
-        summary="inner maximum by projected gradient ascent from a random start",
-        reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
-        threats=BALLS,
-        default=True,
-    )
+@Part(
+    "pgd",
+    part="attack",
+    summary="inner maximum by projected gradient ascent from a random start",
+    reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+    threats=BALLS,
+    default=True,
 )
 def pgd(
     model: nn.Module,
@@ -40,23 +45,16 @@ def pgd(
     context: Context,
     *,
     steps: Count = 10,
-    step_size: Positive | None = None,
+    step_size: Positive | None = None,  # in the threat's unit; 2.5 * budget / steps of the scheduled budget if None
     random_start: bool = True,
     mode: Mode = "eval",
+    precision: Precision = "full",  # "bfloat16": of the attack's passes; the loss stays in full precision
 ) -> Tensor:
-    """The last of `steps` steps of projected gradient ascent on `loss`, shape of x.
+    """The last of `steps` steps of projected gradient ascent on `loss`, (logits, y) -> (B,); shape of x.
 
-    Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        loss: (logits, y) -> (B,), to maximise.
-        context: this step.
-        steps: gradient steps.
-        step_size: in the threat's own unit; 2.5 * budget / steps of the scheduled budget if none is given.
-        random_start: start at a random point of the set; else at x with a little Gaussian noise, since the gradient of
-            a loss that compares with the output at x vanishes at x itself.
-        mode: of the model during the attack. In "train" batch norm uses the statistics of the attacked batch and
-            updates its running ones at every step of the attack, as the first public code did.
+    Without `random_start` it starts at x with a little Gaussian noise, since the gradient of a loss that compares with
+    the output at x vanishes at x itself. With the model in mode "train" batch norm uses the statistics of the attacked
+    batch and updates its running ones at every step of the attack, as the first public code did.
     """
     threat, noise = context.threat, context.noise
     start = None if random_start else threat.project(x + NUDGE * noise.normal(x.shape[1:], x.dtype), x)
@@ -68,18 +66,9 @@ def pgd(
         first[(logits.argmax(1) != y) & (first == steps)] = taken
         taken += 1
 
-    with in_mode(model, mode == "train"):
-        x_adv = perturb(
-            model,
-            x,
-            y,
-            threat,
-            noise=noise,
-            steps=steps,
-            step_size=2.5 * threat.budget / steps if step_size is None else step_size,
-            loss=loss,
-            start=start,
-            watch=watch,
-        )
+    size = 2.5 * threat.budget / steps if step_size is None else step_size
+    how: dict[str, Any] = {"noise": noise, "steps": steps, "step_size": size, "loss": loss, "start": start}
+    with in_mode(model, mode == "train"), in_bfloat16(x, precision):
+        x_adv = perturb(model, x, y, threat, watch=watch, **how)
     context.notes["kappa"] = first.to(x.dtype) / steps
     return x_adv

@@ -1,31 +1,7 @@
 """What a run minimises: one file per method, `core` for what several share. Importing the package registers them."""
 
-from holdfast.training.objectives import (  # noqa: F401
-    ablation,
-    alp,
-    at,
-    bcp,
-    cap,
-    centroid,
-    consistency,
-    crown_ibp,
-    free,
-    gaussian,
-    gloro,
-    ibp,
-    lmt,
-    macer,
-    mart,
-    mmr,
-    mtl_ibp,
-    patch,
-    patch_guided,
-    per,
-    sabr,
-    slope_step,
-    smoothadv,
-    sparse,
-    standard,
-    trades,
-    yopo,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _file in iter_modules(__path__, f"{__name__}."):
+    import_module(_file.name)

@@ -2,14 +2,13 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.certificates.smoothing.ablation import ablate, random_pixels, windows
 from holdfast.errors import InputError
 from holdfast.random import Noise
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.utils.options import Count
 
@@ -29,14 +28,12 @@ def ablated_view(x: Tensor, noise: Noise, *, part: Part, size: int, null: float)
     return ablate(x, (row[:, :, None] & column[:, None, :])[:, None], null)
 
 
-@register(
-    Objective(
-        "ablation",
-        summary="smoothed classifiers: cross-entropy at a random band, block or set of pixels of each input",
-        reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020; "
-        "Robustness certificates for sparse adversarial attacks by randomized ablation, 2020",
-        view=ablated_view,
-    )
+@Objective(
+    "ablation",
+    summary="smoothed classifiers: cross-entropy at a random band, block or set of pixels of each input",
+    reference="Levine and Feizi, (De)randomized smoothing for certifiable defense against patch attacks, 2020; "
+    "Robustness certificates for sparse adversarial attacks by randomized ablation, 2020",
+    view=ablated_view,
 )
 def ablation(
     model: nn.Module,
@@ -45,19 +42,13 @@ def ablation(
     context: Context,
     *,
     part: Part = "column",
-    size: Count = 4,
-    null: float = 0.5,
+    size: Count = 4,  # width of the column, height of the row, side of the block, or number of pixels
+    null: float = 0.5,  # the value of what is ablated
 ) -> tuple[Tensor, Metrics]:
     """Mean of CE(z(x ablated), y), what is kept drawn anew for each input in each step.
 
-    Args:
-        model: from (B, C, H, W) to logits (B, K); for pixels any shape of inputs.
-        part: what the network sees: a "column", a "row" or a "block" for the certificate `smoothing-patch`, or
-            "pixels" for `smoothing-l0`.
-        size: width of the column, height of the row, side of the block, or number of pixels.
-        null: the value of what is ablated.
+    The network sees a "column", a "row" or a "block" for the certificate `smoothing-patch`, "pixels" for
+    `smoothing-l0`.
     """
     logits = model(ablated_view(x, context.noise, part=part, size=size, null=null))
-    with torch.no_grad():
-        accuracy = (logits.argmax(1) == y).to(logits.dtype).mean()
-    return cross_entropy(logits, y), {"accuracy": accuracy}
+    return cross_entropy(logits, y), {"accuracy": (logits.argmax(1) == y).to(logits.dtype).mean()}

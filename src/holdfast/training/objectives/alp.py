@@ -5,22 +5,20 @@ from typing import Literal
 from torch import Tensor, nn
 
 from holdfast.attacks.core.ascent import BALLS
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, fit, robust_step, stops_gradient
 from holdfast.training.top_curvature import trace_ce, trace_logit_pairing, trace_pairing
 from holdfast.utils.options import NotNegative
 
 
-@register(
-    Objective(
-        "alp",
-        summary="adversarial training plus the distance between the outputs at x and x'",
-        reference="Kannan, Kurakin and Goodfellow, Adversarial logit pairing, 2018",
-        threats=BALLS,
-        pairs=lambda **_: True,
-        takes=("attack", "targets", "regularizers", "perturb_weights"),
-    )
+@Objective(
+    "alp",
+    summary="adversarial training plus the distance between the outputs at x and x'",
+    reference="Kannan, Kurakin and Goodfellow, Adversarial logit pairing, 2018",
+    threats=BALLS,
+    pairs=lambda **_: True,
+    takes=("attack", "targets", "regularizers", "perturb_weights"),
 )
 def alp(
     model: nn.Module,
@@ -34,10 +32,7 @@ def alp(
 ) -> tuple[Tensor, Metrics]:
     """Mean of CE(x', y) + weight * |s(x) - s(x')|_2^2, with x' the worst input for the cross-entropy.
 
-    Args:
-        weight: weight of the distance.
-        pair: s is the softmax output, or the logits, as first published.
-        stop_gradient: hold s(x) fixed; by default only beside the regulariser `trh`.
+    With pair="logits", as first published, s is the logits; else the softmax. For `stop_gradient` see `stops_gradient`.
     """
     stop = stops_gradient(stop_gradient, context)
 
@@ -50,7 +45,6 @@ def alp(
     def trace(views: Views, bias: bool) -> Terms:
         clean, adv = views.pair
         form = trace_pairing if pair == "softmax" else trace_logit_pairing
-        pairing = form(clean, adv, stop_gradient=stop, bias=bias)
-        return Terms(trace_ce(adv, bias=bias), weight * pairing)
+        return Terms(trace_ce(adv, bias=bias), weight * form(clean, adv, stop_gradient=stop, bias=bias))
 
     return robust_step(model, x, y, context, Family("ce", True, terms, trace))

@@ -3,22 +3,20 @@
 from torch import Tensor, nn
 
 from holdfast.attacks.core.ascent import BALLS
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, cross_entropy_family, divergence, fit, robust_step
 from holdfast.training.top_curvature import trace_ce, trace_kl
 from holdfast.utils.options import NotNegative
 
 
-@register(
-    Objective(
-        "at",
-        summary="adversarial training: cross-entropy at the inputs that the attack finds",
-        reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
-        threats=BALLS,
-        pairs=lambda divergence_weight, **_: divergence_weight > 0,
-        takes=("attack", "targets", "regularizers", "perturb_weights"),
-    )
+@Objective(
+    "at",
+    summary="adversarial training: cross-entropy at the inputs that the attack finds",
+    reference="Madry et al., Towards deep learning models resistant to adversarial attacks, 2018",
+    threats=BALLS,
+    pairs=lambda divergence_weight, **_: divergence_weight > 0,
+    takes=("attack", "targets", "regularizers", "perturb_weights"),
 )
 def at(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, divergence_weight: NotNegative = 0.0

@@ -10,20 +10,18 @@ from holdfast.bounding.ball_box.margin import estimated_norm, margins, outer_bou
 from holdfast.bounding.core.region import region
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.certificates.bcp import BALLS
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.certified import margin_metrics, mixed
 from holdfast.utils.options import Count, Unit
 
 
-@register(
-    Objective(
-        "bcp",
-        summary="certified training for l2 with balls from the norms of the layers, cut with boxes",
-        reference="Lee, Lee and Park, Lipschitz-certifiable training with a tight outer bound, 2020",
-        threats=BALLS,
-        certificate="bcp",
-    )
+@Objective(
+    "bcp",
+    summary="certified training for l2 with balls from the norms of the layers, cut with boxes",
+    reference="Lee, Lee and Park, Lipschitz-certifiable training with a tight outer bound, 2020",
+    threats=BALLS,
+    certificate="bcp",
 )
 def bcp(
     model: nn.Module,
@@ -33,20 +31,14 @@ def bcp(
     *,
     kappa_start: Unit = 1.0,
     kappa_end: Unit = 0.0,
-    power_steps: Count = 1,
-    solver_steps: Count = 10,
+    power_steps: Count = 1,  # power iterations of each layer in one step of training
+    solver_steps: Count = 10,  # for ball and box; fewer give a looser loss. The paper takes 10 on MNIST, else 1
 ) -> tuple[Tensor, Metrics]:
     """kappa CE(z(x), y) + (1 - kappa) CE(-m, y), m over the ball and the box of the last features.
 
     Gradients flow through the values, the boxes and the norms u^T W v of the layers; u and v are constants, which live
     through the run, and so is the multiplier of the solver. The norms come from below, so the history's "verified"
     counts estimates; the certificate of the validation proves.
-
-    Args:
-        model: layers with a Lipschitz constant.
-        kappa_start, kappa_end: share of the clean loss while the budget is zero, and where it is full.
-        power_steps: power iterations of each layer in one step of training.
-        solver_steps: steps for ball and box; fewer give a looser loss. The paper takes 10 on MNIST, else 1.
     """
     graph, logits = trace_batch(model, x)
     natural = cross_entropy(logits, y)

@@ -11,9 +11,9 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.projected import estimate
 from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.random import Noise
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.core.certified import Bound, certified_step, mixed
+from holdfast.training.objectives.core.certified import Bound, certified_step
 from holdfast.utils.options import Count, Unit
 
 
@@ -38,17 +38,15 @@ def projected_bound(projections: int, noise: Noise) -> Bound:
     return bound
 
 
-@register(
-    Objective(
-        "cap",
-        summary="certified training on the convex adversarial polytope: tight at every layer, but expensive",
-        reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
-        "polytope, 2018; Wong et al., Scaling provable adversarial defenses, 2018",
-        threats=BALLS,
-        takes=("regularizers",),
-        certificate="fastlin",
-        bounded=True,
-    )
+@Objective(
+    "cap",
+    summary="certified training on the convex adversarial polytope: tight at every layer, but expensive",
+    reference="Wong and Kolter, Provable defenses against adversarial examples via the convex outer adversarial "
+    "polytope, 2018; Wong et al., Scaling provable adversarial defenses, 2018",
+    threats=BALLS,
+    takes=("regularizers",),
+    certificate="fastlin",
+    bounded=True,
 )
 def cap(
     model: nn.Module,
@@ -62,12 +60,9 @@ def cap(
 ) -> tuple[Tensor, Metrics]:
     """kappa CE(z(x), y) + (1 - kappa) CE(-m, y), m on the convex adversarial polytope.
 
-    With `projections` the history's "verified" counts estimates; the certificate of the validation is exact.
-
-    Args:
-        kappa_start, kappa_end: share of the clean loss while the budget is zero, and where it is full.
-        projections: random vectors that stand for the backward passes of the hidden layers; 50 as published. None for
-            the passes themselves, whose time and memory grow with the square of the number of neurons. Not for l1.
+    With projections the history's "verified" counts estimates; the certificate of the validation is exact.
+    `projections` random vectors stand for the backward passes of the hidden layers, 50 as published. None asks for the
+    passes themselves, whose time and memory grow with the square of the number of neurons. Not for l1.
     """
     bound = polytope_bound if projections is None else projected_bound(projections, context.noise)
-    return certified_step(model, x, y, context, bound, kappa=mixed(kappa_start, kappa_end, context))
+    return certified_step(model, x, y, context, bound, kappa_start=kappa_start, kappa_end=kappa_end)

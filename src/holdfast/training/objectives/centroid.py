@@ -21,7 +21,7 @@ from holdfast.certificates.centroid import border
 from holdfast.certificates.core.lipschitz_margins import NORMS
 from holdfast.errors import UnsupportedError
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.certified import margin_metrics
 from holdfast.training.objectives.core.lipschitz import estimated
@@ -40,15 +40,12 @@ def margins(head: Centroid, features: Tensor, y: Tensor, eta: float) -> Tensor:
     return s.masked_fill(same, 0.0).amin(2)
 
 
-@register(
-    Objective(
-        "centroid",
-        summary="centroid networks: the right centroid nearest on the whole ball, by a Lipschitz constant, with "
-        "rejection",
-        reference="Wang, On the feature alignment of deep vision models (thesis), 2023; the loss is Holdfast's own",
-        threats=NORMS,
-        certificate="centroid",
-    )
+@Objective(
+    "centroid",
+    summary="centroid networks: the right centroid nearest on the whole ball, by a Lipschitz constant, with rejection",
+    reference="Wang, On the feature alignment of deep vision models (thesis), 2023; the loss is Holdfast's own",
+    threats=NORMS,
+    certificate="centroid",
 )
 def centroid(
     model: nn.Module,
@@ -56,18 +53,11 @@ def centroid(
     y: Tensor,
     context: Context,
     *,
-    eta: Unit = 0.1,
-    scale: Positive = 8.0,
-    steps: Count = 5,
+    eta: Unit = 0.1,  # the rejection that is trained for; another one, smaller as a rule, can be set afterwards
+    scale: Positive = 8.0,  # how sharply distances count, per unit of the input
+    steps: Count = 5,  # power iterations for each batch
 ) -> tuple[Tensor, Metrics]:
-    """See the top of this file. The history has "answered", the share that is right and not rejected at `eta`.
-
-    Args:
-        model: a `CentroidNet`, with or without rejection of its own, whose body has layers with a Lipschitz constant.
-        eta: the rejection that is trained for; another one, smaller as a rule, can be set afterwards.
-        scale: how sharply distances count, per unit of the input.
-        steps: power iterations for each batch.
-    """
+    """See the top of this file. The history has "answered", the share that is right and not rejected at `eta`."""
     if not isinstance(model, CentroidNet):
         raise UnsupportedError(
             f"the objective 'centroid' trains a holdfast.models.CentroidNet, got {type(model).__name__}; name "

@@ -2,19 +2,17 @@
 
 from torch import Tensor, nn
 
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.noisy_copies import draw, fit, log_mean, metrics, noisy_view, outputs
 from holdfast.utils.options import Count, NotNegative, Positive
 
 
-@register(
-    Objective(
-        "consistency",
-        summary="smoothed classifiers: noisy cross-entropy, and predictions that agree under the noise",
-        reference="Jeong and Shin, Consistency regularization for certified robustness of smoothed classifiers, 2020",
-        view=noisy_view,
-    )
+@Objective(
+    "consistency",
+    summary="smoothed classifiers: noisy cross-entropy, and predictions that agree under the noise",
+    reference="Jeong and Shin, Consistency regularization for certified robustness of smoothed classifiers, 2020",
+    view=noisy_view,
 )
 def consistency(
     model: nn.Module,
@@ -27,13 +25,9 @@ def consistency(
     weight: NotNegative = 10.0,
     entropy_weight: NotNegative = 0.5,
 ) -> tuple[Tensor, Metrics]:
-    """Mean of CE(z_i, y) + weight KL(s || s_i) + entropy_weight H(s) over the draws i; letters as in `core.smoothed`.
+    """Mean of CE(z_i, y) + weight KL(s || s_i) + entropy_weight H(s) over the draws i, letters as in `noisy_copies`.
 
-    Args:
-        sigma: standard deviation of the noise, the same as in the certificate.
-        samples: m, draws for each input; a single draw has nothing to agree with.
-        weight: lambda of the paper.
-        entropy_weight: eta of the paper, of the entropy of the mean prediction.
+    The weights are lambda and eta of the paper. A single draw has nothing to agree with.
     """
     logits = outputs(model, x, draw(x, context.noise, sigma, samples))
     log_s = log_mean(logits)

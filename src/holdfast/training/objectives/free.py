@@ -5,19 +5,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.attacks.core.ascent import BALLS, steepest
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.utils.options import Count, Positive
 
 
-@register(
-    Objective(
-        "free",
-        summary="adversarial training at the cost of plain training: each batch is replayed, gradients serve twice",
-        reference="Shafahi et al., Adversarial training for free!, 2019",
-        threats=BALLS,
-        single_step=True,
-    )
+@Objective(
+    "free",
+    summary="adversarial training at the cost of plain training: each batch is replayed, gradients serve twice",
+    reference="Shafahi et al., Adversarial training for free!, 2019",
+    threats=BALLS,
+    single_step=True,
 )
 def free(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, replays: Count = 8, step: Positive = 1.0
@@ -25,11 +23,7 @@ def free(
     """Mean cross-entropy at x + delta; its backward pass also moves delta, one for each place in the batch.
 
     The loop replays each batch `replays` times, with an optimiser step each, so that a run of the length of N plain
-    epochs takes N / replays of them.
-
-    Args:
-        replays: m of the paper.
-        step: step of delta, in units of the budget.
+    epochs takes N / replays of them; m of the paper. `step` is in units of the budget.
     """
     threat, state = context.threat, context.state
     if "delta" not in state or state["delta"].shape[1:] != x.shape[1:] or len(state["delta"]) < len(x):

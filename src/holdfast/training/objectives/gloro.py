@@ -14,6 +14,8 @@ Bottou, "Trading convexity for scalability", 2006. It does not depend on the sca
 is far from being verified has a small gradient, so that it does not cost those that are near.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -22,7 +24,7 @@ from torch.nn.functional import cross_entropy, one_hot, softplus
 
 from holdfast.certificates.core.lipschitz_margins import NORMS
 from holdfast.certificates.models.gloro import bottom
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.lipschitz import Precision, estimated, margin_loss, metrics
 from holdfast.utils.options import Count, NotNegative, Positive
@@ -67,17 +69,13 @@ def ramp_loss(logits: Tensor, y: Tensor, pairs: Tensor, eps: float, steepness: f
     return short.logsumexp(1).sigmoid()
 
 
-@register(
-    Objective(
-        "gloro",
-        summary="globally robust networks: margins above the budget times the Lipschitz constant of each pair "
-        "of classes",
-        reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021; Hu et al., Unlocking "
-        "deterministic "
-        "robustness certification on ImageNet, 2023 (EMMA)",
-        threats=NORMS,
-        certificate="gloro",
-    )
+@Objective(
+    "gloro",
+    summary="globally robust networks: margins above the budget times the Lipschitz constant of each pair of classes",
+    reference="Leino, Wang and Fredrikson, Globally robust neural networks, 2021; Hu et al., Unlocking deterministic "
+    "robustness certification on ImageNet, 2023 (EMMA)",
+    threats=NORMS,
+    certificate="gloro",
 )
 def gloro(
     model: nn.Module,
@@ -86,35 +84,20 @@ def gloro(
     context: Context,
     *,
     loss: Loss = "emma",
-    weight: NotNegative = 1.0,
-    steepness: Positive = 4.0,
-    steps: Count = 5,
+    weight: NotNegative = 1.0,  # of the divergence in "trades"
+    steepness: Positive = 4.0,  # slope of "ramp" for each unit of radius; about six divided by the budget
+    steps: Count = 5,  # power iterations for each batch
     precision: Precision = "float32",
 ) -> tuple[Tensor, Metrics]:
     """See the top of this file.
 
-    Args:
-        model: layers that have a Lipschitz constant.
-        loss: "emma" pushes all classes, which matters where there are many; "ce" and "trades" the nearest one;
-            "margin" asks for the full budget from the start; "ramp" counts the examples that are not verified, and
-            wants a budget that rises slowly.
-        weight: weight of the divergence in "trades".
-        steepness: slope of "ramp" for each unit of radius; about six divided by the budget.
-        steps: power iterations for each batch.
-        precision: type of the products of layers with inputs and gradients; "bfloat16" takes two thirds of the time
-            where the processor knows it. Certificates use the weights as they are, in float32.
+    "emma" pushes all classes, which matters where there are many; "ce" and "trades" the nearest one; "margin" asks for
+    the full budget from the start; "ramp" counts the examples that are not verified, and wants a budget that rises
+    slowly. Products of layers with inputs and gradients in `precision` "bfloat16" take two thirds of the time where the
+    processor knows it; certificates use the weights as they are, in float32.
     """
     bound, logits = estimated(model, x, context, steps, precision=precision)
-    eps = context.threat.budget
-    match loss:
-        case "emma":
-            losses = emma_loss(logits, y, bound.pairs, eps)
-        case "ce":
-            losses = ce_loss(logits, y, bound.pairs, eps)
-        case "trades":
-            losses = trades_loss(logits, y, bound.pairs, eps, weight)
-        case "margin":
-            losses = margin_loss(logits, y, bound.pairs, eps)
-        case "ramp":
-            losses = ramp_loss(logits, y, bound.pairs, eps, steepness)
+    forms: dict[Loss, Callable[..., Tensor]] = {"emma": emma_loss, "ce": ce_loss, "margin": margin_loss}
+    forms |= {"trades": partial(trades_loss, weight=weight), "ramp": partial(ramp_loss, steepness=steepness)}
+    losses = forms[loss](logits, y, bound.pairs, context.threat.budget)
     return losses.mean(), metrics(logits, y, bound, context)

@@ -4,19 +4,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.noisy_copies import draw, log_mean, metrics, noisy_view, outputs
 from holdfast.utils.options import Count, NotNegative, Positive
 
 
-@register(
-    Objective(
-        "macer",
-        summary="smoothed classifiers: cross-entropy of the mean prediction, and its certified radius",
-        reference="Zhai et al., MACER: attack-free and scalable robust training via maximizing certified radius, 2020",
-        view=noisy_view,
-    )
+@Objective(
+    "macer",
+    summary="smoothed classifiers: cross-entropy of the mean prediction, and its certified radius",
+    reference="Zhai et al., MACER: attack-free and scalable robust training via maximizing certified radius, 2020",
+    view=noisy_view,
 )
 def macer(
     model: nn.Module,
@@ -26,21 +24,14 @@ def macer(
     *,
     sigma: Positive = 0.25,
     samples: Count = 16,
-    weight: NotNegative = 12.0,
-    gamma: Positive = 8.0,
-    beta: Positive = 16.0,
+    weight: NotNegative = 12.0,  # of the hinge, lambda of the paper
+    gamma: Positive = 8.0,  # at twice the radius in units of sigma the hinge ends
+    beta: Positive = 16.0,  # inverse temperature of the probabilities that the radius is made of
 ) -> tuple[Tensor, Metrics]:
     """-log s_y + weight * sigma / 2 * max(0, gamma - Phi^-1(t_y) + Phi^-1(max over j != y of t_j)).
 
     t is the mean of softmax(beta z_i). The hinge counts where t_y is the largest: it pulls the radius of inputs that
-    are right up to sigma gamma / 2. Letters as in `core.smoothed`.
-
-    Args:
-        sigma: standard deviation of the noise, the same as in the certificate.
-        samples: m, draws for each input.
-        weight: weight of the hinge, lambda of the paper.
-        gamma: at twice the radius in units of sigma the hinge ends.
-        beta: inverse temperature of the probabilities that the radius is made of.
+    are right up to sigma gamma / 2. Letters as in `core.noisy_copies`.
     """
     logits = outputs(model, x, draw(x, context.noise, sigma, samples))
     t = (beta * logits).softmax(2).mean(1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.ascent import BALLS
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step, stops_gradient
 from holdfast.training.top_curvature import trace_ce, trace_doubted_kl, trace_margin
@@ -22,15 +22,13 @@ def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
     return logits.logsumexp(1) - logits.scatter(1, rival, -torch.inf).logsumexp(1)
 
 
-@register(
-    Objective(
-        "mart",
-        summary="adversarial training with a margin, and a divergence that weighs on misclassified inputs",
-        reference="Wang et al., Improving adversarial robustness requires revisiting misclassified examples, 2020",
-        threats=BALLS,
-        pairs=lambda **_: True,
-        takes=("attack", "targets", "regularizers", "perturb_weights"),
-    )
+@Objective(
+    "mart",
+    summary="adversarial training with a margin, and a divergence that weighs on misclassified inputs",
+    reference="Wang et al., Improving adversarial robustness requires revisiting misclassified examples, 2020",
+    threats=BALLS,
+    pairs=lambda **_: True,
+    takes=("attack", "targets", "regularizers", "perturb_weights"),
 )
 def mart(
     model: nn.Module,
@@ -44,10 +42,7 @@ def mart(
 ) -> tuple[Tensor, Metrics]:
     """Mean of CE(x', y) - log(1 - max_{k != y} s_k(x')) + weight * KL(s(x) || s(x')) (1 - s_y(x)), s the softmax.
 
-    Args:
-        weight: weight of the divergence.
-        fit_at: where the cross-entropy is taken: x' as published, or "clean".
-        stop_gradient: hold s(x) fixed; by default only beside the regulariser `trh`.
+    fit_at="clean" takes the cross-entropy at x, not at x' as published. For `stop_gradient` see `stops_gradient`.
     """
     stop = stops_gradient(stop_gradient, context)
 

@@ -8,6 +8,8 @@ nearest of the latter
 MMR = mean of max(0, 1 - d_j / gamma_B) + mean of max(0, 1 - D_s / gamma_D)
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -20,22 +22,19 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.coefficients import Coefficients, Window, clean
 from holdfast.bounding.linear.relax import PIECEWISE
 from holdfast.bounding.linear.relaxation import Relaxation
+from holdfast.certificates.core.distance import norm_of
 from holdfast.errors import UnsupportedError
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
-from holdfast.training.objectives.per import DUAL, accuracy, full_budget, hinge, norm_of, others
+from holdfast.training.objectives.per import DUAL, accuracy, full_budget, hinge, others
 from holdfast.training.step import attacked
-from holdfast.utils.options import Count, NotNegative, Positive, Unit
+from holdfast.utils.options import Count, NotNegative, Positive, Unit, options_from
 
 _PAPER = "Croce, Andriushchenko and Hein, Provable robustness of ReLU networks via maximization of linear regions, 2019"
 
 
 def local_map(graph: Graph, x: Tensor) -> Relaxation:
-    """The network as the affine map that it is around x: a relaxation over the point x, whose lines are exact.
-
-    Raises:
-        UnsupportedError: the network is not made of affine layers and ReLUs (leaky ones too).
-    """
+    """The network as the affine map that it is around x: a relaxation over the point x, whose lines are exact."""
     for node in graph.nodes:
         bent = isinstance(node.op, ops.Activation) and node.op.kind not in PIECEWISE
         if bent or isinstance(node.op, ops.MaxPool | ops.MinMax):
@@ -96,13 +95,13 @@ def regularizer(
     y: Tensor,
     context: Context,
     *,
-    gamma_b: float,
-    gamma_d: float,
-    k_b: float,
-    k_b_end: float,
-    k_d: int,
+    gamma_b: Positive = 1.5,  # distance of the region's boundary that is far enough, in units of the full budget
+    gamma_d: Positive = 1.5,  # the same for the decision boundaries
+    k_b: Unit = 0.2,  # share of the hidden units that are penalised at most, the nearest ones, at the start of the run
+    k_b_end: Unit = 0.05,  # and at its end; linear in between
+    k_d: Count = 9,  # how many classes are penalised at most, the nearest ones
 ) -> Tensor:
-    """Mean of MMR over the batch, a scalar; options as in `mmr`. Zero while the budget is."""
+    """Mean of MMR over the batch, a scalar. Zero while the budget is."""
     q, full = DUAL[norm_of(context.threat)], full_budget(context)
     if full == 0:
         return x.new_zeros(())
@@ -114,73 +113,44 @@ def regularizer(
     return losses.mean()
 
 
-@register(
-    Objective(
-        "mmr",
-        summary="wide linear regions and distant decision boundaries, for ReLU networks",
-        reference=_PAPER,
-        threats=BALLS,
-        certificate="fastlin",
-    )
+@Objective(
+    "mmr",
+    summary="wide linear regions and distant decision boundaries, for ReLU networks",
+    reference=_PAPER,
+    threats=BALLS,
+    certificate="fastlin",
 )
+@options_from(regularizer)
 def mmr(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    context: Context,
-    *,
-    weight: NotNegative = 0.5,
-    gamma_b: Positive = 1.5,
-    gamma_d: Positive = 1.5,
-    k_b: Unit = 0.2,
-    k_b_end: Unit = 0.05,
-    k_d: Count = 9,
+    model: nn.Module, x: Tensor, y: Tensor, context: Context, *, weight: NotNegative = 0.5, **options: Any
 ) -> tuple[Tensor, Metrics]:
-    """CE(z(x), y) + weight MMR(x); see the top of this file. Memory grows as batch x hidden units x input values.
+    """CE(z(x), y) + weight MMR(x), for affine layers and ReLUs; see the top of this file, `regularizer` for options.
 
-    Args:
-        model: affine layers and ReLUs.
-        weight: weight of the regulariser.
-        gamma_b: distance of the region's boundary that is far enough, in units of the full budget.
-        gamma_d: the same for the decision boundaries.
-        k_b: share of the hidden units that are penalised at most, the nearest ones, at the start of the run.
-        k_b_end: and at its end; linear in between.
-        k_d: how many classes are penalised at most, the nearest ones.
+    Memory grows as batch x hidden units x input values.
     """
     graph, logits = trace_batch(model, x)
-    value = regularizer(graph, x, y, context, gamma_b=gamma_b, gamma_d=gamma_d, k_b=k_b, k_b_end=k_b_end, k_d=k_d)
+    value = regularizer(graph, x, y, context, **options)
     metrics = {"accuracy": accuracy(logits, y), "mmr": value.detach()}
     return cross_entropy(logits, y) + weight * value, metrics
 
 
-@register(
-    Objective(
-        "mmr-at",
-        summary="mmr at adversarial examples, with their loss",
-        reference=_PAPER,
-        threats=BALLS,
-        takes=("attack",),
-        certificate="fastlin",
-    )
+@Objective(
+    "mmr-at",
+    summary="mmr at adversarial examples, with their loss",
+    reference=_PAPER,
+    threats=BALLS,
+    takes=("attack",),
+    certificate="fastlin",
 )
+@options_from(regularizer)
 def mmr_at(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    context: Context,
-    *,
-    weight: NotNegative = 0.5,
-    gamma_b: Positive = 1.5,
-    gamma_d: Positive = 1.5,
-    k_b: Unit = 0.2,
-    k_b_end: Unit = 0.05,
-    k_d: Count = 9,
+    model: nn.Module, x: Tensor, y: Tensor, context: Context, *, weight: NotNegative = 0.5, **options: Any
 ) -> tuple[Tensor, Metrics]:
-    """(CE(z(x), y) + CE(z(x'), y)) / 2 + weight MMR(x') with x' from the attack. Arguments as for `mmr`."""
+    """(CE(z(x), y) + CE(z(x'), y)) / 2 + weight MMR(x') with x' from the attack."""
     x_adv = attacked(model, x, y, context)
     logits = model(x)
     graph, logits_adv = trace_batch(model, x_adv)
-    value = regularizer(graph, x_adv, y, context, gamma_b=gamma_b, gamma_d=gamma_d, k_b=k_b, k_b_end=k_b_end, k_d=k_d)
+    value = regularizer(graph, x_adv, y, context, **options)
     loss = (cross_entropy(logits, y) + cross_entropy(logits_adv, y)) / 2
     metrics = {"accuracy": accuracy(logits, y), "robust_accuracy": accuracy(logits_adv, y), "mmr": value.detach()}
     return loss + weight * value, metrics

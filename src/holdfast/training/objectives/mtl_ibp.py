@@ -1,14 +1,10 @@
-"""MTL-IBP: certified training on a mixture of the adversarial loss and its interval bound.
-
-Interval bounds over the whole threat set regularise more than needed. The mixture is an easier task; tighter bounds
-prove afterwards what it trains.
-"""
+"""MTL-IBP: training on a mixture of the adversarial loss and its interval bound, an easier task as that of `sabr`."""
 
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.bounding.core.region import BALLS
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.certified import certified_loss, margin_metrics, with_penalties
 from holdfast.training.schedules import with_budget
@@ -16,27 +12,23 @@ from holdfast.training.step import attacked
 from holdfast.utils.options import Positive, Unit
 
 
-@register(
-    Objective(
-        "mtl-ibp",
-        summary="certified training on a mixture of the adversarial loss and its interval bound",
-        reference="De Palma et al., Expressive losses for verified robustness via convex combinations, 2024",
-        threats=BALLS,
-        takes=("attack", "regularizers"),
-        certificate="crown-ibp",
-        bound="ibp",
-        bounded=True,
-    )
+@Objective(
+    "mtl-ibp",
+    summary="certified training on a mixture of the adversarial loss and its interval bound",
+    reference="De Palma et al., Expressive losses for verified robustness via convex combinations, 2024",
+    threats=BALLS,
+    takes=("attack", "regularizers"),
+    certificate="crown-ibp",
+    bound="ibp",
+    bounded=True,
 )
 def mtl_ibp(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, alpha: Unit = 0.1, bound_budget: Positive = 1.0
 ) -> tuple[Tensor, Metrics]:
     """(1 - alpha) CE(z(x'), y) + alpha CE(-m, y), m by intervals over the whole threat set.
 
-    Args:
-        alpha: share of the bound: 1 is `ibp`, 0 is adversarial training. Small values need tight certificates.
-        bound_budget: budget of the bound, in units of the attack's budget (the paper attacks a larger set at small
-            budgets).
+    alpha = 1 is `ibp`, 0 is adversarial training; small values need tight certificates. `bound_budget` is in units of
+    the attack's budget (the paper attacks a larger set at small budgets).
     """
     threat = context.threat
     robust, logits, margins, relaxed = certified_loss(model, x, y, with_budget(threat, bound_budget), use_logits=False)

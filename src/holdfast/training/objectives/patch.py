@@ -11,7 +11,7 @@ from holdfast.bounding.fast import patches as local
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.errors import InputError
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.threats import Patch, Threat
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.certified import margin_metrics
@@ -21,15 +21,13 @@ BOXES = 2**13
 """Boxes in memory at a time; beyond that, parts are computed again in the backward pass. The result is the same."""
 
 
-@register(
-    Objective(
-        "patch",
-        summary="interval bounds for a patch at random places, at all of them, or pooled over neighbouring ones",
-        reference="Chiang et al., Certified defenses for adversarial patches, 2020",
-        threats=("patch",),
-        certificate="patch",
-        ramps=True,
-    )
+@Objective(
+    "patch",
+    summary="interval bounds for a patch at random places, at all of them, or pooled over neighbouring ones",
+    reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+    threats=("patch",),
+    certificate="patch",
+    ramps=True,
 )
 def patch(
     model: nn.Module,
@@ -37,19 +35,14 @@ def patch(
     y: Tensor,
     context: Context,
     *,
-    places: Annotated[int, NOT_NEGATIVE] = 10,
-    pool: Count = 1,
+    places: Annotated[int, NOT_NEGATIVE] = 10,  # random ones for each input, drawn anew in each step; 0 for all
+    pool: Count = 1,  # merge the bounds of pool x pool neighbouring places after the first layer; needs `places` = 0
 ) -> tuple[Tensor, Metrics]:
     """Mean of CE(-m, y), where m_j is the least lower bound of z_y - z_j over the places of the patch.
 
     While the budget rises, a value under the patch moves by at most that share of the valid range. With random places
     the cost does not depend on the size of the image, but the loss bounds the worst case only at those places:
     certify with all of them. "verified" is the share of inputs with all margins above zero at the places of this step.
-
-    Args:
-        model: from (B, C, H, W) to logits (B, K).
-        places: random ones for each input, drawn anew in each step; 0 for all.
-        pool: merge the bounds of pool x pool neighbouring places after the first layer; needs `places` = 0.
     """
     threat = need_patch(context.threat, x)
     if pool > 1 and places > 0:

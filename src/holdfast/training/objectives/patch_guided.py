@@ -1,5 +1,7 @@
 """Guided patch training: a second network learns where the margins are small, and proposes the places to bound."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -9,7 +11,7 @@ from torch.optim.adam import adam
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.models.zoo.unet import UNet
 from holdfast.random import Noise
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.certified import margin_metrics
 from holdfast.training.objectives.patch import need_patch, place_margins
@@ -19,15 +21,13 @@ WEIGHT, MEAN, SQUARE, STEPS = "proposal.weight.", "proposal.mean.", "proposal.sq
 """Keys of the state: weights and batch statistics of the second network, moments and steps of its optimiser."""
 
 
-@register(
-    Objective(
-        "patch-guided",
-        summary="interval bounds for a patch at places that a second network proposes, some for each class",
-        reference="Chiang et al., Certified defenses for adversarial patches, 2020",
-        threats=("patch",),
-        certificate="patch",
-        ramps=True,
-    )
+@Objective(
+    "patch-guided",
+    summary="interval bounds for a patch at places that a second network proposes, some for each class",
+    reference="Chiang et al., Certified defenses for adversarial patches, 2020",
+    threats=("patch",),
+    certificate="patch",
+    ramps=True,
 )
 def patch_guided(
     model: nn.Module,
@@ -35,9 +35,9 @@ def patch_guided(
     y: Tensor,
     context: Context,
     *,
-    per_class: Count = 1,
-    temperature: Positive = 1.0,
-    width: Count = 10,
+    per_class: Count = 1,  # places for each class; K times as many are bounded for each input
+    temperature: Positive = 1.0,  # inverse one, T: how strictly the draw follows the prediction
+    width: Count = 10,  # channels of the first level of the U-Net
 ) -> tuple[Tensor, Metrics]:
     """Mean of CE(-m, y), where m_j is the least lower bound of z_y - z_j over the places that were proposed.
 
@@ -46,12 +46,6 @@ def patch_guided(
     the model. It lives in the state of the run; under several processes each has one of its own.
 
     Departs from the paper's text, which draws from the softmax of the margins: small margins are the dangerous ones.
-
-    Args:
-        model: from (B, C, H, W) to logits (B, K).
-        per_class: places for each class; K times as many are bounded for each input.
-        temperature: inverse one, T: how strictly the draw follows the prediction.
-        width: channels of the first level of the U-Net.
     """
     threat = need_patch(context.threat, x)
     graph, logits = trace_batch(model, x)
@@ -113,21 +107,9 @@ def learn(context: Context, weights: dict[str, Tensor], error: Tensor) -> None:
     """One step of Adam on the U-Net, in the memory of the state."""
     state = context.state
     moved = [name for name, value in weights.items() if value.requires_grad]
-    gradients = torch.autograd.grad(error, [weights[name] for name in moved])
+    gradients = list(torch.autograd.grad(error, [weights[name] for name in moved]))
+    at, mean, square = ([state[key + name] for name in moved] for key in (WEIGHT, MEAN, SQUARE))
     steps = [state[STEPS].clone() for _ in moved]
-    adam(
-        [state[WEIGHT + name] for name in moved],
-        list(gradients),
-        [state[MEAN + name] for name in moved],
-        [state[SQUARE + name] for name in moved],
-        [],
-        steps,
-        amsgrad=False,
-        beta1=0.9,
-        beta2=0.999,
-        lr=context.optimizer.param_groups[0]["lr"],
-        weight_decay=0.0,
-        eps=1e-8,
-        maximize=False,
-    )
+    how: dict[str, Any] = {"lr": context.optimizer.param_groups[0]["lr"], "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    adam(at, gradients, mean, square, [], steps, amsgrad=False, weight_decay=0.0, maximize=False, **how)
     state[STEPS] += 1

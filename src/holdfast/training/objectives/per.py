@@ -9,7 +9,7 @@ and the loss is CE + beta PER. A class that is far enough away, d_j >= alpha, co
 from losses which push every margin for ever.
 """
 
-from typing import Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.coefficients import dense
-from holdfast.certificates.core.distance import Norm, split
-from holdfast.registry import Objective, register
+from holdfast.certificates.core.distance import Norm, norm_of, split
+from holdfast.registry import Objective
 from holdfast.threats import Threat
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import attacked
-from holdfast.utils.options import Count, Epochs, NotNegative, Positive, Unit
+from holdfast.utils.options import Count, Epochs, NotNegative, Positive, Unit, options_from
 
 DUAL: dict[Norm, float] = {"linf": 1, "l2": 2, "l1": torch.inf}
 """The q of |U_j|_q, the largest change of <U_j, x'> per unit of the norm."""
@@ -43,12 +43,6 @@ def signed_distances(x: Tensor, slope: Tensor, shift: Tensor, norm: Norm, valid:
 
     A face that no valid input reaches is infinitely far from the right side. From the wrong side its distance is then
     taken without the range, so that the gradient still shows the way back; it is 0 where the slope is 0.
-
-    Args:
-        x: inputs (B, ...).
-        slope: (B, M, ...).  shift: (B, M).
-        norm: norm of the distance.
-        valid: smallest and largest value of an input.
     """
     slope, values = slope.flatten(2), x.flatten(1)
     b = torch.bmm(slope, values[:, :, None])[:, :, 0] + shift
@@ -89,11 +83,6 @@ def full_budget(context: Context) -> float:
     return context.threat.budget / context.ramp if context.ramp > 0 else 0.0
 
 
-def norm_of(threat: Threat) -> Norm:
-    """The norm of a ball; the registry lets no other threat through."""
-    return cast(Norm, threat.name)
-
-
 def accuracy(logits: Tensor, y: Tensor) -> Tensor:
     """Share of the batch that is classified right."""
     return (logits.argmax(1) == y).to(logits.dtype).mean()
@@ -106,9 +95,8 @@ def others(values: Tensor, y: Tensor) -> Tensor:
 
 def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Threat, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
     """Slopes (B, K - 1, ...) and shifts (B, K - 1) of the faces, and whether they prove the whole ball, bool (B,)."""
-    r = linear.relaxation(
-        graph, region(threat, x, sound=False), slopes="parallel", hidden=bounds == "linear", sound=False
-    )
+    ball, hidden = region(threat, x, sound=False), bounds == "linear"
+    r = linear.relaxation(graph, ball, slopes="parallel", hidden=hidden, sound=False)
     planes = linear.margin_planes(r, y)
     proved = (others(linear.concretise(r, planes), y) > 0).all(1)
     slope = dense(planes.coefficients, tuple(x.shape[1:])).values
@@ -117,114 +105,67 @@ def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Threat, bounds: Bounds)
 
 def sample(context: Context, share: float) -> Tensor:
     """A random part of the batch, drawn without repeats: indices, at least one."""
-    count = len(context.noise)
     drawn = context.noise.fork(_SAMPLE).uniform((1,), torch.float64)[:, 0]
-    return drawn.argsort()[: max(1, round(share * count))]
+    return drawn.argsort()[: max(1, round(share * len(drawn)))]
 
 
-def penalty(
+def penalised(
+    loss: Tensor,
+    metrics: dict[str, Tensor],
     graph: Graph,
     x: Tensor,
     x_adv: Tensor,
     y: Tensor,
     context: Context,
     *,
-    alpha: float,
-    count: int,
-    bounds: Bounds,
-    share: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean PER of a part of the batch, and metrics: envelopes around x, distances from x_adv."""
+    alpha: Positive = 1.5,  # distance that is far enough, in units of the full budget
+    beta: NotNegative = 0.1,
+    count: Count = 4,  # C, how many classes are penalised at most, the nearest ones
+    bounds: Bounds = "linear",  # of hidden layers: by backward passes (L-PER); "interval" (I-PER) is cheaper
+    share: Unit = 1.0,  # part of each batch that the penalty is taken of, drawn at random
+    start_epoch: Epochs = 0,  # no penalty before it; a network without any training has no useful envelope
+) -> tuple[Tensor, Metrics]:
+    """The loss plus beta times the mean PER of a part of the batch: envelopes around x, distances from x_adv."""
+    full, right = full_budget(context), metrics["accuracy"]
+    if context.epoch < start_epoch or full == 0:  # without a budget, what is classified right is verified
+        zero = torch.zeros_like(right)
+        return loss, {**metrics, "per": zero, "verified": right if full == 0 else zero}
     threat, part = context.threat, slice(None) if share == 1 else sample(context, share)
     slope, shift, proved = envelope(graph, x[part], y[part], threat, bounds)
     distances = signed_distances(x_adv[part], slope, shift, norm_of(threat), (threat.low, threat.high))
     value = hinge(distances, alpha * full_budget(context), count).mean()
-    return value, {"per": value.detach(), "verified": proved.to(value.dtype).mean()}
+    return loss + beta * value, {**metrics, "per": value.detach(), "verified": proved.to(value.dtype).mean()}
 
 
-def idle(context: Context, right: Tensor) -> dict[str, Tensor]:
-    """The metrics of a step without the penalty, so that every step has the same ones.
-
-    Without a budget what is classified right, a share of the batch, is verified; before `start_epoch` nothing is.
-    """
-    zero = torch.zeros_like(right)
-    return {"per": zero, "verified": right if full_budget(context) == 0 else zero}
-
-
-@register(
-    Objective(
-        "per",
-        summary="certified training by the distance to the linear bounds of the margins; no push once it is "
-        "large enough",
-        reference=_PAPER,
-        threats=BALLS,
-        certificate="fastlin",
-    )
+@Objective(
+    "per",
+    summary="certified training by the distance to the linear bounds of the margins; no push once it is large enough",
+    reference=_PAPER,
+    threats=BALLS,
+    certificate="fastlin",
 )
-def per(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    context: Context,
-    *,
-    alpha: Positive = 1.5,
-    beta: NotNegative = 0.1,
-    count: Count = 4,
-    bounds: Bounds = "linear",
-    share: Unit = 1.0,
-    start_epoch: Epochs = 0,
-) -> tuple[Tensor, Metrics]:
-    """CE(z(x), y) + beta PER(x); see the top of this file.
-
-    Args:
-        alpha: distance that is far enough, in units of the full budget.
-        beta: weight of the penalty.
-        count: C, how many classes are penalised at most, the nearest ones.
-        bounds: hidden layers: "linear" by backward passes (L-PER), "interval" by intervals (I-PER), cheaper.
-        share: part of each batch that the penalty is taken of, drawn at random.
-        start_epoch: the penalty is zero before this epoch; a network without any training has no useful envelope.
-    """
+@options_from(penalised)
+def per(model: nn.Module, x: Tensor, y: Tensor, context: Context, **options: Any) -> tuple[Tensor, Metrics]:
+    """CE(z(x), y) + beta PER(x); see the top of this file, and `penalised` for the options."""
     graph, logits = trace_batch(model, x)
-    loss, metrics = cross_entropy(logits, y), {"accuracy": accuracy(logits, y)}
-    if context.epoch < start_epoch or full_budget(context) == 0:
-        return loss, {**metrics, **idle(context, metrics["accuracy"])}
-    value, figures = penalty(graph, x, x, y, context, alpha=alpha, count=count, bounds=bounds, share=share)
-    return loss + beta * value, {**metrics, **figures}
+    metrics = {"accuracy": accuracy(logits, y)}
+    return penalised(cross_entropy(logits, y), metrics, graph, x, x, y, context, **options)
 
 
-@register(
-    Objective(
-        "per-at",
-        summary="per with adversarial examples: their loss, and their distances to the envelope of the clean input",
-        reference=_PAPER,
-        threats=BALLS,
-        takes=("attack",),
-        certificate="fastlin",
-    )
+@Objective(
+    "per-at",
+    summary="per with adversarial examples: their loss, and their distances to the envelope of the clean input",
+    reference=_PAPER,
+    threats=BALLS,
+    takes=("attack",),
+    certificate="fastlin",
 )
-def per_at(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    context: Context,
-    *,
-    alpha: Positive = 1.5,
-    beta: NotNegative = 0.1,
-    count: Count = 4,
-    bounds: Bounds = "linear",
-    share: Unit = 1.0,
-    start_epoch: Epochs = 0,
-) -> tuple[Tensor, Metrics]:
-    """(CE(z(x), y) + CE(z(x'), y)) / 2 + beta PER(x'): envelopes around x, distances from what the attack finds, x'.
-
-    Arguments as for `per`.
-    """
+@options_from(penalised)
+def per_at(model: nn.Module, x: Tensor, y: Tensor, context: Context, **options: Any) -> tuple[Tensor, Metrics]:
+    """(CE(z(x), y) + CE(z(x'), y)) / 2 + beta PER(x'): envelopes around x, distances from what the attack finds, x'."""
     x_adv = attacked(model, x, y, context)
     graph, logits = trace_batch(model, x)
     logits_adv = model(x_adv)
     loss = (cross_entropy(logits, y) + cross_entropy(logits_adv, y)) / 2
     metrics = {"accuracy": accuracy(logits, y), "robust_accuracy": accuracy(logits_adv, y)}
-    if context.epoch < start_epoch or full_budget(context) == 0:
-        return loss, {**metrics, **idle(context, metrics["accuracy"])}
-    value, figures = penalty(graph, x, x_adv, y, context, alpha=alpha, count=count, bounds=bounds, share=share)
-    return loss + beta * value, {**metrics, **figures}
+    return penalised(loss, metrics, graph, x, x_adv, y, context, **options)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from holdfast.bounding.core.region import Region
 from holdfast.bounding.fast.layout import channels_last
 from holdfast.bounding.graph.trace import trace_batch
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.threats import Linf
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.certified import interval_bound, margin_metrics, mixed, with_penalties
@@ -21,17 +21,15 @@ from holdfast.training.step import attacked
 from holdfast.utils.options import Unit
 
 
-@register(
-    Objective(
-        "sabr",
-        summary="certified training on small boxes around adversarial examples",
-        reference="Müller et al., Certified training: small boxes are all you need, 2023",
-        threats=("linf",),
-        takes=("attack", "regularizers"),
-        certificate="crown-ibp",
-        bound="ibp",
-        bounded=True,
-    )
+@Objective(
+    "sabr",
+    summary="certified training on small boxes around adversarial examples",
+    reference="Müller et al., Certified training: small boxes are all you need, 2023",
+    threats=("linf",),
+    takes=("attack", "regularizers"),
+    certificate="crown-ibp",
+    bound="ibp",
+    bounded=True,
 )
 def sabr(
     model: nn.Module,
@@ -45,9 +43,7 @@ def sabr(
 ) -> tuple[Tensor, Metrics]:
     """CE(-m, y), m by intervals over the box of radius tau = box * eps around x', which is found within eps - tau of x.
 
-    Args:
-        box: tau in units of the budget (the paper's lambda): 1 is `ibp`, 0 is adversarial training.
-        kappa_start, kappa_end: share of the clean loss.
+    `box`, the paper's lambda, is 1 for `ibp`, 0 for adversarial training.
     """
     threat, kappa = context.threat, mixed(kappa_start, kappa_end, context)
     assert isinstance(threat, Linf)

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from holdfast.attacks.core.losses import cross_entropy as attack_loss
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.noisy_copies import draw, fit, log_mean, metrics, noisy_view, outputs
 from holdfast.training.step import attacked
@@ -15,33 +15,24 @@ class SoftVote(nn.Module):
 
     def __init__(self, model: nn.Module, shift: Tensor) -> None:
         super().__init__()
-        self.model, self.shift = model, shift
-        self.training = model.training
+        self.model, self.shift, self.training = model, shift, model.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """log of the mean probability of each class."""
         return log_mean(outputs(self.model, x, self.shift))
 
 
-@register(
-    Objective(
-        "smoothadv",
-        summary="smoothed classifiers: cross-entropy with noise at inputs that are adversarial for the smoothed one",
-        reference="Salman et al., Provably robust deep learning via adversarially trained smoothed classifiers, 2019",
-        threats=("l2",),
-        takes=("attack",),
-        view=noisy_view,
-    )
+@Objective(
+    "smoothadv",
+    summary="smoothed classifiers: cross-entropy with noise at inputs that are adversarial for the smoothed one",
+    reference="Salman et al., Provably robust deep learning via adversarially trained smoothed classifiers, 2019",
+    threats=("l2",),
+    takes=("attack",),
+    view=noisy_view,
 )
 def smoothadv(
     model: nn.Module, x: Tensor, y: Tensor, context: Context, *, sigma: Positive = 0.25, samples: Count = 2
 ) -> tuple[Tensor, Metrics]:
-    """Mean of CE(z(x' + sigma g), y); the attack of the recipe finds x', which maximises -log s_y for the same g.
-
-    Args:
-        sigma: standard deviation of the noise, the same as in the certificate.
-        samples: m, draws for each input, the same for all steps of the attack and for the loss.
-    """
+    """Mean of CE(z(x' + sigma g), y); the attack of the recipe finds x', which maximises -log s_y for the same g."""
     shift = draw(x, context.noise, sigma, samples)
     x_adv = attacked(SoftVote(model, shift), x, y, context, attack_loss)
     logits = outputs(model, x_adv, shift)

@@ -12,7 +12,7 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import affine
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.errors import InputError
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.threats import Sparse
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.certified import margin_metrics
@@ -21,15 +21,13 @@ GAINS = 2**21
 """Gains in memory at a time: one for each input, neuron and pixel."""
 
 
-@register(
-    Objective(
-        "sparse",
-        summary="interval bounds after the exact bound of the first layer over any k pixels",
-        reference="Chiang et al., Certified defenses for adversarial patches, 2020 (sparse attacks)",
-        threats=("sparse",),
-        certificate="sparse",
-        ramps=True,
-    )
+@Objective(
+    "sparse",
+    summary="interval bounds after the exact bound of the first layer over any k pixels",
+    reference="Chiang et al., Certified defenses for adversarial patches, 2020 (sparse attacks)",
+    threats=("sparse",),
+    certificate="sparse",
+    ramps=True,
 )
 def sparse(model: nn.Module, x: Tensor, y: Tensor, context: Context) -> tuple[Tensor, Metrics]:
     """Mean of CE(-m, y), m lower bounds of z_y - z_j over all changes of at most k pixels.
@@ -67,13 +65,8 @@ def sparse_margins(graph: Graph, x: Tensor, y: Tensor, threat: Sparse, reach: fl
 def dense_bounds(op: ops.Linear, x: Tensor, lower: Tensor, upper: Tensor, *, pixels: int, k: int) -> interval.Interval:
     """W x + b minus and plus the sum of the k largest gains of each neuron, (B, M) each.
 
-    The same as `linear.relaxation` gives, in less memory and time: which pixels count is found without gradients.
-
-    Args:
-        op: the first layer.
-        x: its input (B, D).  lower: what that falls to.  upper: what it rises to.
-        pixels: P; the D = C P values are the first channel, then the second, ...
-        k: number of pixels that change, at most P.
+    The same as `linear.relaxation` gives, in less memory and time: which pixels count is found without gradients. The
+    D = C P values of an input (B, D), P `pixels` in each channel, are the first channel, then the second, ...
     """
     middle, weight = op.apply(x), op.weight.unflatten(1, (-1, pixels))
     down, up = (lower - x).unflatten(1, (-1, pixels)), (upper - x).unflatten(1, (-1, pixels))

@@ -3,22 +3,20 @@
 from torch import Tensor, nn
 
 from holdfast.attacks.core.ascent import BALLS
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.training.step import Family, Terms, Views, divergence, fit, robust_step, stops_gradient
 from holdfast.training.top_curvature import trace_ce, trace_kl
 from holdfast.utils.options import NotNegative
 
 
-@register(
-    Objective(
-        "trades",
-        summary="cross-entropy at the input plus the worst divergence from its output",
-        reference="Zhang et al., Theoretically principled trade-off between robustness and accuracy, 2019",
-        threats=BALLS,
-        pairs=lambda **_: True,
-        takes=("attack", "targets", "regularizers", "perturb_weights"),
-    )
+@Objective(
+    "trades",
+    summary="cross-entropy at the input plus the worst divergence from its output",
+    reference="Zhang et al., Theoretically principled trade-off between robustness and accuracy, 2019",
+    threats=BALLS,
+    pairs=lambda **_: True,
+    takes=("attack", "targets", "regularizers", "perturb_weights"),
 )
 def trades(
     model: nn.Module,
@@ -29,12 +27,7 @@ def trades(
     weight: NotNegative = 6.0,
     stop_gradient: bool | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """Mean of CE(x, y) + weight * max over x' of KL(softmax(z(x)) || softmax(z(x'))).
-
-    Args:
-        weight: weight of the divergence.
-        stop_gradient: hold the clean output of the divergence fixed; by default only beside the regulariser `trh`.
-    """
+    """Mean of CE(x, y) + weight * max over x' of KL(softmax(z(x)) || softmax(z(x'))); see also `stops_gradient`."""
     stop = stops_gradient(stop_gradient, context)
 
     def terms(views: Views) -> Terms:

@@ -5,20 +5,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.attacks.core.ascent import BALLS, steepest
-from holdfast.registry import Objective, register
+from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
 from holdfast.utils.options import Count, Positive
 
 
-@register(
-    Objective(
-        "yopo",
-        summary="adversarial training with several cheap updates of the perturbation for each full pass",
-        reference="Zhang et al., You only propagate once: accelerating adversarial training via maximal "
-        "principle, 2019",
-        threats=BALLS,
-        single_step=True,
-    )
+@Objective(
+    "yopo",
+    summary="adversarial training with several cheap updates of the perturbation for each full pass",
+    reference="Zhang et al., You only propagate once: accelerating adversarial training via maximal principle, 2019",
+    threats=BALLS,
+    single_step=True,
 )
 def yopo(
     model: nn.Module,
@@ -26,20 +23,15 @@ def yopo(
     y: Tensor,
     context: Context,
     *,
-    rounds: Count = 5,
-    updates: Count = 3,
-    step: Positive = 0.25,
+    rounds: Count = 5,  # m of YOPO-m-n
+    updates: Count = 3,  # n
+    step: Positive = 0.25,  # length of one update, in units of the budget (2/255 at 8/255)
 ) -> tuple[Tensor, Metrics]:
     """Cross-entropy at x', with the mean of the gradients at the `rounds` points on the way there.
 
     Each round takes one full pass, whose gradient serves the weights and gives the adjoint p at the first layer. Up to
     there the network is affine, so that the direction J^T p is the same for the `updates` steps that follow: they cost
     no further pass.
-
-    Args:
-        model: what comes before its first linear or convolutional layer is affine.
-        rounds: m of YOPO-m-n.  updates: n.
-        step: length of one update, in units of the budget (2/255 at 8/255).
     """
     threat = context.threat
     x_adv = threat.random_start(x, context.noise)

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.errors import HoldfastError, InputError, did_you_mean
 from holdfast.registry import Part, get, get_objective, methods
-from holdfast.training import attack, average, objectives, periods, perturb_weights, regularizers, targets  # noqa: F401  (each registers the methods of its section)
+from holdfast.training import attack, average, objectives, periods, perturb_weights, prune, regularizers, targets  # noqa: F401  (each registers the methods of its section)
 from holdfast.training.recipe.contradictions import check_recipe
 from holdfast.training.recipe.recipe import SECTIONS, Recipe
 from holdfast.training.schedules import BUDGETS, LEARNING_RATES, Schedule
@@ -20,9 +20,10 @@ def resolved(recipe: Recipe) -> Recipe:
         _method("average", recipe.average.name, "average.name")
     filled = replace(
         recipe,
-        threat=None if recipe.threat is None else str(recipe.adversary),
+        threat=None if recipe.adversary is None else recipe.adversary.canonical,
         objective=_filled_objective(recipe),
         **_filled_parts(recipe),
+        prune=None if recipe.prune is None else _filled(recipe, "prune", recipe.prune),
         learning_rate=_filled_schedule(recipe.learning_rate, LEARNING_RATES, "learning_rate", recipe.epochs),
         budget=_filled_schedule(recipe.budget, BUDGETS, "budget", recipe.epochs),
         evaluate=replace(recipe.evaluate, certify=_certificate(recipe)),

@@ -41,19 +41,21 @@ def load_recipe(source: Source, overrides: Mapping[str, Any] | None = None) -> R
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """A shipped recipe as its file has it, without validation and defaults; attributes as in `Recipe`."""
+    """A shipped recipe as its file has it, without validation and defaults; attributes as in `Recipe`.
+
+    A recipe for models and data of the user's own names neither.
+    """
 
     name: str
     summary: str
     needs: str
-    data: str
     threat: str | None
-    model: Choice
     objective: Choice
+    data: str | None = None
+    model: Choice | None = None
 
     @property
     def adversary(self) -> Threat | None:
-        """The threat as an object."""
         return None if self.threat is None else read_threat(self.threat)
 
 
@@ -68,14 +70,10 @@ def _listed() -> tuple[Listed, ...]:
 
 
 def _entry(table: dict[str, Any]) -> Listed:
+    kept = {key: table[key] for key in ("name", "summary", "needs", "objective")}
+    kept |= {key: table[key] for key in ("data", "model") if key in table}
     threat = table.get("threat")
-    return build(
-        Listed,
-        {
-            **{key: table[key] for key in ("name", "summary", "needs", "data", "model", "objective")},
-            "threat": None if threat is None else str(read_threat(threat)),
-        },
-    )
+    return build(Listed, {**kept, "threat": None if threat is None else str(read_threat(threat))})
 
 
 @cache

@@ -84,39 +84,30 @@ class EvaluatePart:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training set-up; docs/training.md explains every key.
-
-    Attributes:
-        name: name of the recipe.  summary: one line.  needs: what it takes, in words.
-        data: name or path for `load_data`.  model: name and options for `make_model`.
-        threat: as text, such as "linf:8/255"; None if there is no adversary.
-        validation: fraction of the training split held out to choose the best epoch.
-        init: file of a model whose weights the run starts from.
-        weights: how fresh weights are drawn: "default" by torch's rules, "ibp" so that intervals keep their width.
-        objective: the loss.  attack: how it finds adversarial examples.  targets: what outputs are compared with.
-        regularizers: tables of options by name.  perturb_weights: how the weights are moved before the loss is taken.
-        periods: epochs at which the schedules start anew and a snapshot of the model is kept for an ensemble.
-    """
+    """A training set-up; docs/training.md explains every key."""
 
     name: str = "custom"
-    summary: str = ""
-    needs: str = ""
-    data: str | None = None
-    threat: str | None = None
+    summary: str = ""  # one line
+    needs: str = ""  # what it takes, in words
+    data: str | None = None  # name or path for `load_data`
+    threat: str | None = None  # as text, such as "linf:8/255"; None if there is no adversary
     epochs: int = _key(AT_LEAST_ONE)
     batch_size: int = _key(AT_LEAST_ONE, default=128)
     seed: int = 0
-    validation: float = _key(FRACTION, default=0.1)
+    validation: float = _key(FRACTION, default=0.1)  # share of the training split held out to choose the best epoch
     tensorboard: bool = False
-    init: str | None = None
-    weights: Literal["default", "ibp"] = "default"
-    periods: tuple[int, ...] = _key(AT_LEAST_ONE, default=())
-    model: Choice | None = None
-    objective: Choice
-    attack: Choice | None = None
-    targets: Choice | None = None
-    regularizers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    perturb_weights: Choice | None = None
+    init: str | None = None  # file of a model whose weights the run starts from
+    weights: Literal["default", "ibp"] = (
+        "default"  # fresh ones: by torch's rules, or so that intervals keep their width
+    )
+    periods: tuple[int, ...] = _key(AT_LEAST_ONE, default=())  # epochs at which schedules start anew, for an ensemble
+    model: Choice | None = None  # name and options for `make_model`
+    prune: Choice | None = None  # what is learned in place of the weights: a mask over them, or their signs
+    objective: Choice  # the loss
+    attack: Choice | None = None  # how it finds adversarial examples
+    targets: Choice | None = None  # what outputs are compared with
+    regularizers: dict[str, dict[str, Any]] = field(default_factory=dict)  # tables of options by name
+    perturb_weights: Choice | None = None  # how the weights are moved before the loss is taken
     optimizer: OptimizerPart
     learning_rate: Choice = field(default_factory=lambda: Choice("constant", {}))
     warmup: float = _key(NOT_NEGATIVE, default=0.0)
@@ -128,7 +119,6 @@ class Recipe:
 
     @property
     def adversary(self) -> Threat | None:
-        """The threat as an object."""
         return None if self.threat is None else read_threat(self.threat)
 
     @property

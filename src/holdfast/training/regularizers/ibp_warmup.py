@@ -5,7 +5,7 @@ from torch import Tensor
 
 from holdfast.bounding.core.region import BALLS
 from holdfast.bounding.linear.slopes import pre_activations
-from holdfast.registry import Part, register
+from holdfast.registry import Part
 from holdfast.training.context import Metrics
 from holdfast.training.step import Taken
 from holdfast.utils.options import NotNegative, Positive
@@ -13,25 +13,20 @@ from holdfast.utils.options import NotNegative, Positive
 _TINY = 1e-12
 
 
-@register(
-    Part(
-        "ibp-warmup",
-        part="regularizers",
-        summary="while the budget rises: keeps interval bounds narrow and active and dead ReLUs in balance",
-        reference="Shi et al., Fast certified robust training with short warmup, 2021",
-        threats=BALLS,
-    )
+@Part(
+    "ibp-warmup",
+    part="regularizers",
+    summary="while the budget rises: keeps interval bounds narrow and active and dead ReLUs in balance",
+    reference="Shi et al., Fast certified robust training with short warmup, 2021",
+    threats=BALLS,
 )
 def ibp_warmup(taken: Taken, *, weight: NotNegative = 0.5, tolerance: Positive = 0.5) -> tuple[Tensor, Metrics]:
     """weight * (1 - ramp) * (tightness + balance), which is gone once the budget is full.
 
     With w_i the mean width of the bounds before ReLU i and w_0 the width of the input, over m ReLU layers:
     tightness = mean over i of relu(tolerance - w_0 / w_i) / tolerance, balance the same of the ratios of mean and of
-    variance of the centres of active and dead ReLUs (the smaller of a ratio and its inverse).
-
-    Args:
-        weight: lambda_0 of the paper.
-        tolerance: tau of the paper; smaller ratios are penalised.
+    variance of the centres of active and dead ReLUs (the smaller of a ratio and its inverse). `weight` and `tolerance`
+    are lambda_0 and tau of the paper.
     """
     r, factor = taken.relaxation(), weight * (1 - taken.context.ramp)
     zero = taken.x.new_zeros(())

@@ -6,7 +6,7 @@ from torch import Tensor
 from holdfast.bounding.core.region import BALLS
 from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.bounding.linear.slopes import pre_activations
-from holdfast.registry import Part, register
+from holdfast.registry import Part
 from holdfast.training.context import Metrics
 from holdfast.training.step import Taken
 from holdfast.utils.options import NotNegative
@@ -23,25 +23,18 @@ def relu_stability_loss(r: Relaxation) -> Tensor:
     return torch.stack(terms).sum(0) if terms else r.region.x.new_zeros(len(r.region.x))
 
 
-@register(
-    Part(
-        "relu-stability",
-        part="regularizers",
-        summary="fewer unstable ReLUs over the threat set, so that exact verification is fast",
-        reference="Xiao et al., Training for faster adversarial robustness verification via inducing ReLU "
-        "stability, 2019",
-        threats=BALLS,
-    )
+@Part(
+    "relu-stability",
+    part="regularizers",
+    summary="fewer unstable ReLUs over the threat set, so that exact verification is fast",
+    reference="Xiao et al., Training for faster adversarial robustness verification via inducing ReLU stability, 2019",
+    threats=BALLS,
 )
 def relu_stability(taken: Taken, *, weight: NotNegative = 1e-4) -> tuple[Tensor, Metrics]:
     """weight * mean over the batch of the sum over the ReLUs of -tanh(1 + u l), with l and u by intervals.
 
-    Args:
-        weight: weight of the term; the sum runs over all neurons, so that large networks want less.
+    The sum runs over all neurons, so that large networks want a smaller weight.
     """
     r = taken.relaxation()
-    if r is None:
-        zero = taken.x.new_zeros(())
-        return zero, {"loss": zero}
-    loss = relu_stability_loss(r).mean()
+    loss = taken.x.new_zeros(()) if r is None else relu_stability_loss(r).mean()
     return weight * loss, {"loss": loss}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import InputError
-from holdfast.registry import Part, get_objective, register
+from holdfast.registry import Part, get_objective
 from holdfast.training.context import Metrics
 from holdfast.training.step import Taken
 from holdfast.utils.options import Unit
@@ -52,14 +52,12 @@ def _check_recipe(recipe: Any, **_: Any) -> None:
         )
 
 
-@register(
-    Part(
-        "s2o",
-        part="regularizers",
-        check_recipe=_check_recipe,
-        summary="decorrelates the outputs: soft targets from their correlation, or its Frobenius norm",
-        reference="Jin et al., Enhancing adversarial training with second-order statistics of weights, 2022",
-    )
+@Part(
+    "s2o",
+    part="regularizers",
+    check_recipe=_check_recipe,
+    summary="decorrelates the outputs: soft targets from their correlation, or its Frobenius norm",
+    reference="Jin et al., Enhancing adversarial training with second-order statistics of weights, 2022",
 )
 def s2o(
     taken: Taken, *, weight: Unit = 0.1, form: Literal["soft-target", "frobenius"] = "soft-target"
@@ -67,11 +65,8 @@ def s2o(
     """Soft targets: weight * (s2o - fit), which turns the loss into (1 - weight) fit + weight s2o + rest.
 
     s2o is the mean over the clean and the adversarial outputs. The authors' loss is this one; the text of their paper
-    describes a penalty, weight * |A|_F, which is `form = "frobenius"`.
-
-    Args:
-        weight: 0.1 for adversarial training, 0.3 for TRADES in the authors' code.
-        form: see above.
+    describes a penalty, weight * |A|_F, which is `form = "frobenius"`. Their code has weight 0.1 for adversarial
+    training, 0.3 for TRADES.
     """
     if weight == 0:  # the base method, without the further pass that would move batch norm's statistics
         return taken.terms.fit.new_zeros(()), {}

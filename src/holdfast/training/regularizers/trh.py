@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.errors import InputError
-from holdfast.registry import Part, get_objective, register
+from holdfast.registry import Part, get_objective
 from holdfast.training.context import Metrics, in_mode
 from holdfast.training.curvature import trace_hutchinson, trace_relu
 from holdfast.training.outputs import forward, top_layer
@@ -26,14 +26,17 @@ def ramp(schedule: str, progress: float) -> float:
     """
     if schedule == "linear":
         return progress
-    if schedule == "multistep":
-        return next((factor for end, factor in _MULTISTEP if progress < end), 1.0)
-    return 1.0
+    return next((factor for end, factor in _MULTISTEP if schedule == "multistep" and progress < end), 1.0)
 
 
 def _check_recipe(recipe: Any, *, network: str, estimator: str, **_: Any) -> None:
     name = recipe.objective.name
     objective = get_objective(name)
+    if objective.random:
+        raise InputError(
+            f"regularizers.trh: '{name}' draws weights or activations in every pass, and a curvature belongs to one "
+            "function only; leave it out"
+        )
     if objective.bounded and network == "top":
         raise InputError(
             f"regularizers.trh.network: for 'top' the curvature of the objective must be known, and that of '{name}' "
@@ -55,25 +58,23 @@ def _check_model(model: nn.Module, x: Tensor, *, network: str, estimator: str, *
     return None
 
 
-@register(
-    Part(
-        "trh",
-        part="regularizers",
-        curvature=True,
-        check_recipe=_check_recipe,
-        check_model=_check_model,
-        summary="trace of the Hessian, top layer in closed form or the whole network",
-        reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
-    )
+@Part(
+    "trh",
+    part="regularizers",
+    curvature=True,
+    check_recipe=_check_recipe,
+    check_model=_check_model,
+    summary="trace of the Hessian, top layer in closed form or the whole network",
+    reference="Wang et al., Improving robust generalization by direct PAC-Bayesian bound minimization, 2023",
 )
 def trh(
     taken: Taken,
     *,
-    weight: NotNegative = 5e-4,
+    weight: NotNegative = 5e-4,  # lambda of the paper; half of the prior's variance in its bound
     schedule: Literal["constant", "linear", "multistep"] = "constant",
     network: Literal["top", "full"] = "top",
     estimator: Literal["exact", "hutchinson"] = "exact",
-    samples: Count = 1,
+    samples: Count = 1,  # draws of Hutchinson's estimator
 ) -> tuple[Tensor, Metrics]:
     """weight * trace of the Hessian of the objective as trained, with respect to the weights.
 
@@ -81,14 +82,11 @@ def trh(
     Other regularisers are not part of it.
 
     Args:
-        weight: lambda of the paper; half of the prior's variance in its bound.
-        schedule: schedule of the weight over the run: constant; linear from 0; multistep (1 % of it until 10 % of the
-            run, 10 % until 50 %, then all).
+        schedule: of the weight: constant; linear from 0; multistep (1 % until 10 % of the run, 10 % until 50 %).
         network: "top": the closed form of the objective for the linear top layer, at next to no cost. "full": all
             layers; beside an objective that takes the loss of bounds, the trace of the cross-entropy at x.
         estimator: for the full network: the exact form, for the cross-entropy of multi-layer perceptrons with ReLU, or
             Hutchinson's estimator, for any objective and model, noisy and twice differentiated.
-        samples: draws of Hutchinson's estimator.
     """
     context, views = taken.context, taken.views
     factor = weight * ramp(schedule, context.progress)

@@ -5,7 +5,8 @@ the loss of every input in the set. The objectives differ in the bound:
 
 loss = kappa CE(z(x), y) + (1 - kappa) CE(-m, y),    m = (1 - beta) m_interval + beta m_linear
 
-kappa and beta follow the budget: they move from their start while it is zero to their end where it is full.
+kappa and beta follow the budget: they move from `kappa_start` and `beta_start` while it is zero to `kappa_end` and
+`beta_end` where it is full.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from holdfast.threats import Linf, Threat
 from holdfast.training.context import Context, Metrics
 from holdfast.training.outputs import Output
 from holdfast.training.step import Taken, Terms, Views, cross_entropy_family, penalties
+from holdfast.utils.options import Unit
 
 Bound = Callable[[Graph, Region, Tensor], tuple[Tensor, Relaxation]]
 """From a network, a region and labels (B,) to lower bounds of z_y - z_j, (B, K), and the relaxed network."""
@@ -57,24 +59,12 @@ def linear_bound(beta: float, slopes: Callable[[Relaxation, Tensor], LowerSlopes
 
 
 def certified_loss(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    bound: Bound = interval_bound,
-    *,
-    use_logits: bool = True,
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, bound: Bound = interval_bound, *, use_logits: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Relaxation | None]:
     """CE(-m, y) of each example, (B,); the logits (B, K); the margins m (B, K); the relaxed network.
 
-    Without a budget there is nothing to bound: m_j = z_y - z_j, and no relaxed network.
-
-    Args:
-        model: from (B, ...) to logits (B, K).
-        x: inputs, shape (B, ...).  y: labels, shape (B,).
-        threat: a ball.
-        bound: bound of the margins.
-        use_logits: False if the loss looks only at the margins; the logits then come without gradients.
+    Without a budget there is nothing to bound: m_j = z_y - z_j, and no relaxed network. With use_logits=False, for a
+    loss that looks only at the margins, the logits come without gradients.
     """
     boxes = isinstance(threat, Linf)
     x = channels_last(x) if boxes else x
@@ -87,9 +77,17 @@ def certified_loss(
 
 
 def certified_step(
-    model: nn.Module, x: Tensor, y: Tensor, context: Context, bound: Bound, *, kappa: float
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    context: Context,
+    bound: Bound,
+    *,
+    kappa_start: Unit = 1.0,
+    kappa_end: Unit = 0.0,
 ) -> tuple[Tensor, Metrics]:
     """Loss (a scalar) and metrics of one batch; see the top of this file."""
+    kappa = mixed(kappa_start, kappa_end, context)
     robust, logits, margins, relaxed = certified_loss(model, x, y, context.threat, bound, use_logits=kappa > 0)
     natural = cross_entropy(logits, y, reduction="none")
     loss, figures = with_penalties((1 - kappa) * robust + kappa * natural, model, x, y, logits, relaxed, context)
@@ -109,10 +107,7 @@ def with_penalties(
 def margin_metrics(logits: Tensor, margins: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Shares of the batch that are classified right, and that are proved to stay so."""
     proved = (margins > 0).scatter(1, y[:, None], True).all(1)
-    return {
-        "accuracy": (logits.argmax(1) == y).to(logits.dtype).mean(),
-        "verified": proved.to(logits.dtype).mean(),
-    }
+    return {"accuracy": (logits.argmax(1) == y).to(logits.dtype).mean(), "verified": proved.to(logits.dtype).mean()}
 
 
 def mixed(start: float, end: float, context: Context) -> float:

@@ -16,20 +16,12 @@ from holdfast.training.context import Context
 from holdfast.training.objectives.core.certified import margin_metrics
 
 Precision = Literal["float32", "bfloat16"]
-
-
 VECTORS, RIVAL = "lipschitz ", "rival"
 """In the state of a run: prefix of the vectors of power iteration, and the runner-up class of each example."""
 
 
 def estimated(
-    model: nn.Module,
-    x: Tensor,
-    context: Context,
-    steps: int,
-    *,
-    single: bool = False,
-    precision: Precision = "float32",
+    model: nn.Module, x: Tensor, context: Context, steps: int, *, single: bool = False, precision: Precision = "float32"
 ) -> tuple[LipschitzBound, Tensor]:
     """Lipschitz constants of the model as it is on this batch, and its logits (B, K); vectors in `context.state`.
 

@@ -1,7 +1,8 @@
 """What a smoothed classifier sees: the outputs at x + N(0, sigma^2 I).
 
 With g_1 ... g_m standard normal: z_i = z(x + sigma g_i), s_i = softmax(z_i), and s is the mean of the s_i. The m copies
-of a batch are one batch. Seed, step and example decide the noise. The model meets values outside the valid range.
+of a batch are one batch. Seed, step and example decide the noise. The model meets values outside the valid range. As
+options, `sigma` is the standard deviation of the noise, the same as in the certificate, and `samples` is m.
 """
 
 import math
