@@ -5,7 +5,7 @@ import numpy as np
 from holdfast.attacks.core.indicators import Indicator
 from holdfast.audits.bracket import Bracket, Record
 from holdfast.audits.result import Audit
-from holdfast.audits.rows import Example
+from holdfast.audits.rows import Example, Ran
 
 TRUST = (
     Indicator("huge-budget", True, 0.5, "5 of 10 inputs: held & held"),
@@ -38,6 +38,10 @@ def make_bracket(threat="linf:0.2", shape=(1, 5, 4), proved=True, examples=True,
         skipped=skipped,
         proved=proved,
         examples=tuple(found) if examples else (),
+        steps=(
+            *(Ran(1, "certify", "ibp", 2.0, 9, 3, 2) for _ in range(proved)),
+            Ran(2, "attack", "pgd", 61.0, 9, 3, 0),
+        ),
     )
 
 

@@ -1,10 +1,15 @@
-"""Every script in examples/ runs and says what it promises, with small settings."""
+"""Every script and notebook in examples/ runs and says what it promises, with small settings."""
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
+
+import holdfast
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -21,6 +26,49 @@ def test_each_example_has_a_test_and_is_short():
     for path in FOLDER.glob("*.py"):
         assert f'load("{path.stem}")' in tests
         assert path.stem == "demo" or len(path.read_text().splitlines()) <= 40
+
+
+def run_notebook(name, folder, monkeypatch):
+    """Run all cells in `folder`; return what each of them showed, in text and in HTML."""
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    monkeypatch.setenv("PYTHONPATH", os.fspath(Path(holdfast.__file__).parents[1]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two tests at a time share the cores
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": os.fspath(folder)}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    texts = [output.get("text") or output["data"].get("text/plain", "") for output in outputs]
+    return texts, [output["data"]["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+
+
+def test_each_notebook_has_a_test_and_no_outputs():
+    tests = Path(__file__).read_text()
+    for path in FOLDER.glob("*.ipynb"):
+        assert f'run_notebook("{path.stem}"' in tests
+        cells = nbformat.read(path, as_version=4).cells
+        assert [cell for cell in cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)] == []
+
+
+def test_the_notebook_of_an_own_model_shows_the_bracket(tmp_path, monkeypatch):
+    texts, pages = run_notebook("audit_own_model", tmp_path, monkeypatch)
+    (audit,) = [text for text in texts if text.startswith("Audit: ")]
+    assert "100.0 % right unchanged" in audit
+    assert sum("data:image/svg+xml" in page and "<th>attacked</th>" in page for page in pages) == 1
+    assert any("<th>certified_by</th>" in page for page in pages)
+    assert r"\toprule" in texts[-1]
+    assert (tmp_path / "runs" / "shapes" / "report.html").is_file()
+
+
+def test_the_notebook_of_two_trainings_shows_that_robust_training_helps(tmp_path, monkeypatch):
+    texts, pages = run_notebook("train_attack_certify", tmp_path, monkeypatch)
+    assert any("Training history of 3 epochs" in text for text in texts)
+    proved = [
+        tuple(map(int, re.findall(r"(\d+) of 50", line))) for line in "".join(texts).splitlines() if "proved" in line
+    ]
+    assert len(proved) == 3
+    assert proved[-1][1] > proved[-1][0]
+    (compared,) = [text for text in texts if text.startswith("Comparison: ")]
+    standard, robust = (float(share) for share in re.findall(r"PGD-40 ([\d.]+) %", compared))
+    assert robust > standard + 30
+    assert sum("data:image/svg+xml" in page for page in pages) == 2
 
 
 def test_attack_lists_broken_inputs(capsys):
@@ -46,7 +94,7 @@ def test_certify_patch_proves_less_for_larger_patches(capsys):
 def test_own_model_brackets_and_writes_a_report(capsys, tmp_path):
     load("own_model").main(steps=100, n=40, out=tmp_path / "run")
     out = capsys.readouterr().out
-    assert "of 40 inputs hold at linf:0.05" in out
+    assert "of the 40 " in out
     assert "change of 0.03: " in out
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -57,6 +105,15 @@ def test_train_recipe_applies_its_overrides(capsys, tmp_path):
     recipe = (tmp_path / "recipe.toml").read_text()
     assert 'threat = "linf:0.05"' in recipe
     assert "steps = 3" in recipe
+
+
+def test_subnetwork_says_how_small_the_file_is_and_what_is_proved(capsys):
+    load("subnetwork").main(epochs=1, validation=0.95, n=20)
+    shown = capsys.readouterr().out
+    assert "2,688 of 268,800 weights" in shown
+    assert "the same logits: True" in shown
+    assert "proved right at 0.01: " in shown
+    assert shown.count("of the inputs unused") == 3
 
 
 def test_nonuniform_2d_draws_the_boxes(capsys, tmp_path):
@@ -107,7 +164,7 @@ def test_break_defences_breaks_them(capsys):
         assert clean > unaware > aware
 
 
-SMALL = {"n": 20, "n_pgd": 30, "epochs": 1, "validation": 0.9}
+SMALL = {"n": 8, "n_pgd": 30, "epochs": 1, "validation": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +179,7 @@ def test_demo_puts_both_models_on_one_page(demo_run):
     page = (demo_run / "report.html").read_text()
     assert "mnist-mini-standard" in page
     assert "mnist-mini-at" in page
-    assert "20 inputs" in page
+    assert "8 inputs" in page
 
 
 def test_demo_run_again_repeats_nothing(demo_run, capsys):
@@ -133,7 +190,7 @@ def test_demo_run_again_repeats_nothing(demo_run, capsys):
     assert {path: path.stat().st_mtime_ns for path in files} == before
     out = capsys.readouterr().out
     assert out.count("was trained before") == 2
-    assert "of 20 inputs hold at linf:0.1" in out
+    assert "of the 8 " in out
     assert out.count("under PGD with 40 steps at linf:0.1") == 2
     assert f"report: {demo_run / 'report.html'}" in out
 
@@ -212,6 +269,14 @@ def test_watermark_survives_the_worst_change_that_was_found(capsys):
     assert 0 < least <= worst
 
 
+def test_auction_brackets_its_regret(capsys):
+    load("auction").main(iterations=60, width=8, profiles=5)
+    _, regret, largest = capsys.readouterr().out.splitlines()
+    ascent, found, proved = (float(word) for word in re.findall(r"0\.\d+", regret))
+    assert max(ascent, found) <= proved
+    assert proved <= float(re.findall(r"0\.\d+", largest)[0])
+
+
 def test_explain_draws_digits_and_measures_the_explanations(capsys, tmp_path):
     load("explain").main(epochs=1, n=2, out=tmp_path / "e")
     _, *rows = capsys.readouterr().out.splitlines()
@@ -225,4 +290,28 @@ def test_onnx_model_audits_the_file(capsys):
     load("onnx_model").main(epochs=1, n=10)
     first, second = capsys.readouterr().out.splitlines()
     assert float(first.split(": ")[1]) < 1e-4
-    assert "of 10 inputs hold at linf:0.1" in second
+    assert "of the 10 " in second
+
+
+def test_wedge_is_flat_in_width_and_can_be_poisoned(capsys, tmp_path):
+    load("wedge").main(tmp_path / "w.svg", units=(4, 20), guesses=60_000)
+    lines = capsys.readouterr().out.splitlines()
+    good = [float(re.search(r"guessed: ([\d.]+)", line)[1]) for line in lines if "guessed" in line]
+    assert len(good) == 2
+    assert min(good) > 0.7
+    assert lines[3].endswith("test points: 0.00")
+    assert (tmp_path / "w.svg").read_text().startswith("<svg")
+
+
+def test_the_random_network_is_attacked_by_its_draws(capsys, monkeypatch):
+    data = holdfast.load_data("mnist-mini")
+    few = holdfast.Dataset(data.name, data.train[:200], data.test, data.classes)
+    monkeypatch.setattr(holdfast, "load_data", lambda name: few)
+    whole = holdfast.train
+    short = {"epochs": 1, "attack.steps": 1, "evaluate.attack_steps": 0}
+    monkeypatch.setattr(holdfast, "train", lambda name, epochs: whole(name, data=few, progress=False, **short))
+    load("random_network").main(epochs=1, inputs=4, steps=2, samples=2)
+    said = capsys.readouterr().out
+    assert "right by the mean softmax of 20 draws" in said
+    assert "minimum over all" in said
+    assert "the ensemble has no certificate" in said

@@ -49,7 +49,7 @@ def test_the_seed_of_the_front_door_is_no_option_and_an_option_called_noise_is_o
 
 def test_registering_a_name_twice_is_a_mistake():
     with pytest.raises(ValueError, match="registered twice"):
-        registry.register(registry.Attack("pgd", summary="", reference=""))(lambda: None)
+        registry.Attack("pgd", summary="", reference="")(lambda: None)
 
 
 def test_did_you_mean_without_a_near_name():

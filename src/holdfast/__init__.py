@@ -13,98 +13,53 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError, InputError, SoundnessError, StorageError, UnsupportedError
     from holdfast.explanations import explain
     from holdfast.models import load_model, make_model, save_model
+    from holdfast.properties import Property, load_property, verify
     from holdfast.registry import methods
-    from holdfast.results import AttackResult, Bounds, CertifyResult, Explanation, TrainResult
-    from holdfast.threats import L1, L2, Box, Linf, Patch, Sparse, Threat, threat
+    from holdfast.results import AttackResult, Bounds, CertifyResult, Explanation, TrainResult, Verdict
+    from holdfast.threats import L1, L2, Box, Linf, Patch, PatchShape, Sparse, Threat, threat
     from holdfast.training import train
     from holdfast.utils.reference import reference
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "L1",
-    "L2",
-    "Ascent",
-    "AttackResult",
-    "Audit",
-    "Bounds",
-    "Box",
-    "CertifyResult",
-    "Dataset",
-    "Explanation",
-    "GuardResult",
-    "HoldfastError",
-    "InputError",
-    "Linf",
-    "Nearest",
-    "Patch",
-    "Smoothed",
-    "SoundnessError",
-    "Sparse",
-    "StorageError",
-    "Threat",
-    "TrainResult",
-    "UnsupportedError",
     "attack",
     "audit",
     "bounds",
     "certify",
     "explain",
     "guard",
-    "load_data",
-    "load_model",
-    "make_model",
     "methods",
     "nearest",
     "radius",
-    "reference",
-    "save_model",
-    "threat",
     "train",
+    "verify",
 ]
+__all__ += ["Dataset", "Property", "load_data", "load_model", "load_property", "make_model", "reference", "save_model"]
+__all__ += ["L1", "L2", "Box", "Linf", "Patch", "PatchShape", "Sparse", "Threat", "threat"]
+__all__ += ["AttackResult", "Audit", "Bounds", "CertifyResult", "Explanation", "GuardResult", "Nearest", "TrainResult"]
+__all__ += ["Ascent", "HoldfastError", "InputError", "Smoothed", "SoundnessError", "StorageError", "UnsupportedError"]
+__all__ += ["Verdict", "verify"]
 
-# Where each public name lives. It is imported at its first use, so that `import holdfast` costs next to nothing.
-_HOMES = {
-    "Ascent": "holdfast.bounding",
-    "AttackResult": "holdfast.results",
-    "Audit": "holdfast.audits",
-    "Bounds": "holdfast.results",
-    "Box": "holdfast.threats",
-    "CertifyResult": "holdfast.results",
-    "Dataset": "holdfast.data",
-    "Explanation": "holdfast.results",
-    "GuardResult": "holdfast.certificates.models.guard",
-    "HoldfastError": "holdfast.errors",
-    "InputError": "holdfast.errors",
-    "L1": "holdfast.threats",
-    "L2": "holdfast.threats",
-    "Linf": "holdfast.threats",
-    "Nearest": "holdfast.attacks",
-    "Patch": "holdfast.threats",
-    "Smoothed": "holdfast.certificates",
-    "SoundnessError": "holdfast.errors",
-    "Sparse": "holdfast.threats",
-    "StorageError": "holdfast.errors",
-    "Threat": "holdfast.threats",
-    "TrainResult": "holdfast.results",
-    "UnsupportedError": "holdfast.errors",
-    "attack": "holdfast.attacks",
-    "audit": "holdfast.audits",
-    "bounds": "holdfast.bounding",
-    "certify": "holdfast.certificates",
-    "explain": "holdfast.explanations",
-    "guard": "holdfast.certificates.models.guard",
-    "load_data": "holdfast.data",
-    "load_model": "holdfast.models",
-    "make_model": "holdfast.models",
-    "methods": "holdfast.registry",
-    "nearest": "holdfast.attacks",
-    "radius": "holdfast.certificates",
-    "reference": "holdfast.utils.reference",
-    "save_model": "holdfast.models",
-    "threat": "holdfast.threats",
-    "train": "holdfast.training",
+# Where the public names live. Each is imported at its first use, so that `import holdfast` costs next to nothing.
+_NAMES = {
+    "attacks": "Nearest attack nearest",
+    "audits": "Audit audit",
+    "bounding": "Ascent bounds",
+    "certificates": "Smoothed certify radius",
+    "certificates.models.guard": "GuardResult guard",
+    "data": "Dataset load_data",
+    "errors": "HoldfastError InputError SoundnessError StorageError UnsupportedError",
+    "explanations": "explain",
+    "models": "load_model make_model save_model",
+    "properties": "Property load_property verify",
+    "registry": "methods",
+    "results": "AttackResult Bounds CertifyResult Explanation TrainResult Verdict",
+    "threats": "L1 L2 Box Linf Patch PatchShape Sparse Threat threat",
+    "training": "train",
+    "utils.reference": "reference",
 }
+_HOMES = {name: f"holdfast.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -132,10 +132,7 @@ def check_logits(model: nn.Module, x: Tensor, chunk: int | None = None) -> Tenso
 
 
 def check_task(model: nn.Module, x: Tensor, y: Tensor | None, threat: Threat, *, chunk: int | None = None) -> Tensor:
-    """Run all checks of one evaluation and return the clean logits (B, K), which the checks need anyway.
-
-    `chunk` is the number of inputs per forward pass.
-    """
+    """Run all checks of one evaluation; return the clean logits (B, K), `chunk` inputs per forward pass."""
     if not isinstance(threat, Threat):
         raise InputError(
             f"the threat must be one of hf.Linf, hf.L2, ..., got {threat!r}; hf.threat('linf:0.1') reads text"
@@ -147,11 +144,12 @@ def check_task(model: nn.Module, x: Tensor, y: Tensor | None, threat: Threat, *,
         check_labels(y, x.shape[0])
     check_place(model, x)
     logits = check_logits(model, x, chunk)
-    if y is not None and logits.shape[1] < 2:
+    if y is None:
+        return logits
+    if logits.shape[1] < 2:
         raise InputError(
             "the model has one output, and one class cannot be told from another; for a binary score z give the two "
             "logits (0, z), e.g. torch.cat([0 * z, z], 1)"
         )
-    if y is not None:
-        check_labels(y, x.shape[0], logits.shape[1])
+    check_labels(y, x.shape[0], logits.shape[1])
     return logits

@@ -1,7 +1,9 @@
 """Holdfast's errors: every expected failure is one of these, and the command line prints it without a traceback."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class HoldfastError(Exception):
@@ -27,8 +29,51 @@ class SoundnessError(HoldfastError):
     """
 
 
+class OutOfTime(HoldfastError):
+    """A deadline passed before the work had anything to return; whoever set the deadline handles it."""
+
+
 class Interrupted(HoldfastError):
     """A run was stopped by a signal after it saved what it had; the message says how to go on."""
+
+
+Spell = Callable[[str], str]
+"""From the name of an argument in Python to the option of the command line that sets it, such as `--method`."""
+
+_SPELL: ContextVar[Spell | None] = ContextVar("spell", default=None)
+_NO_VALUE = object()
+
+
+@contextmanager
+def on_command_line(spell: Spell) -> Iterator[None]:
+    """Let the errors that are made inside name options of the command line in place of arguments."""
+    token = _SPELL.set(spell)
+    try:
+        yield
+    finally:
+        _SPELL.reset(token)
+
+
+def either(python: str, command: str) -> str:
+    """Advice for the reader of an error: `python`, or `command` if the error will be shown on the command line."""
+    return python if _SPELL.get() is None else command
+
+
+def argument(name: str, value: object = _NO_VALUE) -> str:
+    """An argument as the reader of an error has to write it, with or without a value.
+
+    >>> argument("method", "ibp"), argument("out")
+    ("method='ibp'", 'out=')
+    >>> with on_command_line(lambda name: f"--{name}"):
+    ...     argument("method", "ibp"), argument("out"), argument("force", True), argument("certify", None)
+    ('--method ibp', '--out', '--force', '--certify none')
+    """
+    spell = _SPELL.get()
+    if spell is None:
+        return f"{name}=" + ("" if value is _NO_VALUE else repr(value))
+    if value is _NO_VALUE or value is True:
+        return spell(name)
+    return f"{spell(name)} {'none' if value is None else value}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -16,7 +16,6 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
-
 # In place below, on tensors that nobody else holds, and a few inputs at a time: on a CPU the memory costs more than the
 # sums, unless it lies in the cache.
 _CACHE = 1 << 15

@@ -1,15 +1,19 @@
-"""One table of all methods. A method is a plain function; its record says all that other code must know of it."""
+"""One table of all methods. A method is a plain function; its record says all that other code must know of it.
 
+The record is the decorator that puts the function into the table: `@Attack("pgd", summary=..., reference=...)`.
+"""
+
+import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeVar, get_args, overload
 
-from holdfast.errors import HoldfastError, InputError, UnsupportedError, did_you_mean
+from holdfast.errors import HoldfastError, InputError, UnsupportedError, did_you_mean, either
 from holdfast.random import Noise
 from holdfast.threats import Threat
 from holdfast.utils.options import Option, check_options, options_of
@@ -24,30 +28,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _not_registered(*args: Any, **options: Any) -> Any:
-    raise HoldfastError("this record was not put into the registry: use @register(record) on a function")
+    raise HoldfastError("this record was not put into the registry: use the record as the decorator of a function")
 
 
 @dataclass(frozen=True)
 class Method:
-    """What every method has.
-
-    Attributes:
-        name: lower-case with hyphens, the paper's own.
-        summary: one line.
-        reference: author, title, year.
-        threats: names of the threats that it handles, such as ("linf", "l2").
-        guarantee: "upper bound" (an attack), "proof", "probabilistic proof", or "none".
-        function: the function itself; `register` fills it in.
-    """
+    """What every method has."""
 
     kind: ClassVar[Kind]
+    name: str  # lower-case with hyphens, the paper's own
+    _: KW_ONLY
+    summary: str  # one line
+    reference: str  # author, title, year
+    threats: tuple[str, ...] = ()  # names of the threats that it handles, such as ("linf", "l2")
+    guarantee: Guarantee = "none"
+    function: Callable[..., Any] = _not_registered  # filled in when the record decorates the function
 
-    name: str
-    summary: str = field(kw_only=True)
-    reference: str = field(kw_only=True)
-    threats: tuple[str, ...] = field(default=(), kw_only=True)
-    guarantee: Guarantee = field(default="none", kw_only=True)
-    function: Callable[..., Any] = field(default=_not_registered, kw_only=True)
+    def __call__(self, function: F) -> F:
+        """Put the function into the table under this record."""
+        if self.name in _METHODS[self.kind]:
+            raise ValueError(f"{self.kind} '{self.name}' is registered twice")
+        _METHODS[self.kind][self.name] = replace(self, function=function)
+        return function
 
     @property
     def typed_options(self) -> dict[str, Option]:
@@ -68,138 +70,91 @@ class Method:
     def check(self, threat: Threat | None, options: dict[str, Any]) -> dict[str, Any]:
         """Refuse a threat, an option or a value that the method does not take; return the options."""
         if threat is not None and threat.name not in self.threats:
+            others = either(f"hf.methods('{self.kind}')", f"`holdfast methods {shlex.quote(self.kind)}`")
             raise UnsupportedError(
                 f"method '{self.name}' does not handle the threat '{threat}'; "
-                f"it handles: {', '.join(self.threats)}. See hf.methods('{self.kind}') for others."
+                f"it handles: {', '.join(self.threats)}. See {others} for others."
             )
         return check_options(self.typed_options, options, f"method '{self.name}'")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attack(Method):
-    """An attack `(model, x, y, threat, *, noise, options) -> AttackResult`.
-
-    Attributes:
-        gradients: "needed" of the model, "used" where the model has them, or "none" at all.
-        stochastic: whether it can be trusted on a model that draws random numbers.
-        nearest: its minimum-norm form `(model, x, y, norm, *, options) -> Nearest`, if it has one.
-    """
+    """An attack `(model, x, y, threat, *, noise, options) -> AttackResult`."""
 
     kind: ClassVar[Kind] = "attack"
+    guarantee: Guarantee = "upper bound"
+    gradients: Gradients = "needed"  # of the model, "used" where the model has them, or "none" at all
+    stochastic: bool = False  # whether it can be trusted on a model that draws random numbers
+    nearest: Callable[..., Any] | None = None  # its minimum-norm form `(model, x, y, norm, *, options) -> Nearest`
 
-    guarantee: Guarantee = field(default="upper bound", kw_only=True)
-    gradients: Gradients = field(default="needed", kw_only=True)
-    stochastic: bool = field(default=False, kw_only=True)
-    nearest: Callable[..., Any] | None = field(default=None, kw_only=True)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bound(Method):
     """Bounds of every logit: `(model, x, threat, *, sound, options) -> Bounds`."""
 
     kind: ClassVar[Kind] = "bounds"
+    guarantee: Guarantee = "proof"
 
-    guarantee: Guarantee = field(default="proof", kw_only=True)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Certificate(Method):
-    """A certificate `(model, x, y, threat, *, sound, options) -> CertifyResult`.
-
-    Attributes:
-        needs: name of the architecture that it is made for, "" if it takes any network that has bounds.
-        smoothed: whether it speaks of a smoothed classifier made from the model, not of the model.
-        quick: whether it costs next to nothing where the logits are known.
-        own_margin: whether its margin is in units of its own, not a difference of logits.
-        radius: finds the largest radius for `hf.radius` (certificates/core/radius_search.py); None if it has none.
-    """
+    """A certificate `(model, x, y, threat, *, sound, options) -> CertifyResult`."""
 
     kind: ClassVar[Kind] = "certify"
+    guarantee: Guarantee = "proof"
+    needs: str = ""  # name of the architecture that it is made for, "" if it takes any network that has bounds
+    module: type | None = None  # class of that architecture's models, which name their `classes` and may reject beyond
+    smoothed: bool = False  # whether it speaks of a smoothed classifier made from the model, not of the model
+    quick: bool = False  # whether it costs next to nothing where the logits are known
+    complete: bool = False  # whether it decides every input, given time, and returns counter-examples in `x_adv`
+    own_margin: bool = False  # whether its margin is in units of its own, not a difference of logits
+    radius: Callable[..., Any] | None = None  # finds the largest radius (certificates/core/radius_search.py)
 
-    guarantee: Guarantee = field(default="proof", kw_only=True)
-    needs: str = field(default="", kw_only=True)
-    smoothed: bool = field(default=False, kw_only=True)
-    quick: bool = field(default=False, kw_only=True)
-    own_margin: bool = field(default=False, kw_only=True)
-    radius: Callable[..., Any] | None = field(default=None, kw_only=True)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Explainer(Method):
-    """An attribution `(model, x, y, setting, *, options) -> Explanation`.
-
-    Attributes:
-        package: name of the package that computes it and has to be installed, "" if none has to be.
-    """
+    """An attribution `(model, x, y, setting, *, options) -> Explanation`."""
 
     kind: ClassVar[Kind] = "explain"
+    package: str = ""  # name of the package that computes it and has to be installed, "" if none has to be
 
-    package: str = field(default="", kw_only=True)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Part(Method):
     """A method of training that fills one section of a recipe.
 
-    Attributes:
-        part: the section: "attack", "targets", "regularizers", "perturb_weights", "average", ...
-        default: whether it fills its section where a recipe names no other.
-        single_step: whether each adversarial example takes one gradient step, so that training may collapse.
-        curvature: whether it penalises the curvature of the loss; a loss that pairs two outputs then fixes the first.
-        every: when an average takes in the weights: after every "step" or after every "epoch".
-        check_recipe: `(recipe, **options)` raises an InputError where other keys of the recipe exclude it.
-        check_model: `(model, x, **options)` raises an error if the model does not fit; it returns the name of the
-            linear top layer if the part needs that layer, else None.
+    `check_recipe(recipe, **options)` raises an InputError where other keys of the recipe exclude it;
+    `check_model(model, x, **options)` raises an error if the model does not fit, and returns the name of the linear top
+    layer if the part needs that layer, else None.
     """
 
     kind: ClassVar[Kind] = "train"
+    part: str  # the section: "attack", "targets", "regularizers", "perturb_weights", "average", ...
+    default: bool = False  # whether it fills its section where a recipe names no other
+    single_step: bool = False  # whether each adversarial example takes one gradient step, so that training may collapse
+    curvature: bool = False  # penalises the curvature of the loss; a loss that pairs two outputs then fixes the first
+    every: Literal["step", "epoch"] = "step"  # when an average takes in the weights
+    check_recipe: Callable[..., None] | None = None
+    check_model: Callable[..., str | None] | None = None
 
-    part: str = field(kw_only=True)
-    default: bool = field(default=False, kw_only=True)
-    single_step: bool = field(default=False, kw_only=True)
-    curvature: bool = field(default=False, kw_only=True)
-    every: Literal["step", "epoch"] = field(default="step", kw_only=True)
-    check_recipe: Callable[..., None] | None = field(default=None, kw_only=True)
-    check_model: Callable[..., str | None] | None = field(default=None, kw_only=True)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Objective(Part):
-    """What a run minimises: `(model, x, y, context, *, options) -> (loss, metrics)`.
+    """What a run minimises: `(model, x, y, context, *, options) -> (loss, metrics)`."""
 
-    Attributes:
-        takes: the other sections of a recipe that it is composed of.
-        certificate: the certificate that it trains for, which proves the inputs of the validation; "" for none.
-        bound: the bound that it trains with, where its certificate is a tighter one.
-        bounded: whether its loss is taken of bounds; some regularisers need a loss that is taken of outputs.
-        pairs: `(**options)` says whether its loss compares the outputs at x and at x'; None if it never does.
-        ramps: whether it follows the rise of the budget by itself, because its threats have no radius to scale.
-        view: what a smoothed classifier sees, `(x, noise, **options) -> inputs`; validated as "noisy" accuracy.
-    """
-
-    part: str = field(default="objective", kw_only=True)
-    takes: tuple[str, ...] = field(default=(), kw_only=True)
-    certificate: str = field(default="", kw_only=True)
-    bound: str = field(default="", kw_only=True)
-    bounded: bool = field(default=False, kw_only=True)
-    pairs: Callable[..., bool] | None = field(default=None, kw_only=True)
-    ramps: bool = field(default=False, kw_only=True)
-    view: Callable[..., Any] | None = field(default=None, kw_only=True)
+    part: str = "objective"
+    takes: tuple[str, ...] = ()  # the other sections of a recipe that it is composed of
+    certificate: str = ""  # the certificate that it trains for, which proves the inputs of the validation
+    bound: str = ""  # the bound that it trains with, where its certificate is a tighter one
+    bounded: bool = False  # whether its loss is taken of bounds; some regularisers need a loss that is taken of outputs
+    pairs: Callable[..., bool] | None = None  # `(**options)`: does its loss compare the outputs at x and at x'?
+    random: bool = False  # trains a network that draws weights or activations anew in every pass
+    ramps: bool = False  # follows the rise of the budget by itself, because its threats have no radius to scale
+    view: Callable[..., Any] | None = None  # `(x, noise, **options)`: what a smoothed classifier sees; "noisy" accuracy
 
 
 _METHODS: dict[Kind, dict[str, Method]] = {kind: {} for kind in KINDS}
-
-
-def register(record: Method) -> Callable[[F], F]:
-    """Decorator that puts a function into the table with its record, as in `@register(Attack("pgd", summary=...))`."""
-
-    def add(function: F) -> F:
-        if record.name in _METHODS[record.kind]:
-            raise ValueError(f"{record.kind} '{record.name}' is registered twice")
-        _METHODS[record.kind][record.name] = replace(record, function=function)
-        return function
-
-    return add
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from holdfast.errors import StorageError
-from holdfast.utils.files import remove_leftovers, write_bytes, write_json, write_text, write_whole
+from holdfast.utils.files import remove_leftovers, write_bytes, write_csv, write_json, write_text, write_whole
 
 
 def test_texts_bytes_and_json_replace_what_was_there(tmp_path):
@@ -15,6 +15,7 @@ def test_texts_bytes_and_json_replace_what_was_there(tmp_path):
     for write, content, expected in (
         (write_text, "ä\n", "ä\n".encode()),
         (write_bytes, b"\x00\xff", b"\x00\xff"),
+        (write_csv, [("a", "b"), ("x, y", None)], b'a,b\n"x, y",\n'),
         (write_json, {"b": 1, "a": [None]}, b'{\n  "a": [\n    null\n  ],\n  "b": 1\n}\n'),
     ):
         write(path, content)

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.utils.options import Count, Positive, Unit, check_options, describe, fill_options, options_of
+from holdfast.utils.options import (
+    Count,
+    Positive,
+    Unit,
+    check_options,
+    describe,
+    fill_options,
+    options_from,
+    options_of,
+)
 
 
 def example(
@@ -77,3 +86,15 @@ def test_every_default_of_every_method_is_within_its_own_range():
     for method in hf.methods():
         given = {name: option.default for name, option in method.typed_options.items() if not option.required}
         assert method.check(None, given).keys() == given.keys()
+
+
+def test_shared_options_follow_the_own_ones_which_win():
+    @options_from(example)
+    def longer(model, *, extra: Count = 7, steps: Count = 20, **options): ...
+
+    known = options_of(longer)
+    assert list(known)[:2] == ["extra", "steps"]
+    assert set(known) == {"extra", *options_of(example)}
+    assert (known["steps"].default, known["share"].default) == (20, 0.5)
+    with pytest.raises(hf.InputError, match="expected a number between 0 and 1, got 2"):
+        check_options(known, {"share": 2.0}, "method 'longer'")

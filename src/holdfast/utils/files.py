@@ -1,10 +1,12 @@
 """The one atomic write: a file appears whole or not at all."""
 
 import contextlib
+import csv
+import io
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,6 +53,18 @@ def write_bytes(path: Path, content: bytes, *, way_out: str = WAY_OUT) -> None:
 def write_text(path: Path, text: str, *, way_out: str = WAY_OUT) -> None:
     """Write a text file in UTF-8, whole."""
     write_bytes(path, text.encode(), way_out=way_out)
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as CSV, the header first; None is an empty cell."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[Any]], *, way_out: str = WAY_OUT) -> None:
+    """Write rows as a CSV file, whole."""
+    write_text(path, csv_text(rows), way_out=way_out)
 
 
 def write_json(path: Path, content: Any, *, way_out: str = WAY_OUT) -> None:

@@ -186,7 +186,7 @@ def build(kind: type[T], table: Any, where: str = "") -> T:
     for key, f in known.items():
         if key not in table and f.default is MISSING and f.default_factory is MISSING:
             raise InputError(f"{prefix}{key}: missing; this key has no default")
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     values = {
         key: convert(table[key], hints[key], f"{prefix}{key}", f.metadata.get("rule", ANY))
         for key, f in known.items()
@@ -242,6 +242,32 @@ def options_of(function: Callable[..., Any]) -> dict[str, Option]:
     return {p.name: Option(p.name, hints[p.name], p.default) for p in taken}
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options_from(base: Callable[..., Any]) -> Callable[[F], F]:
+    """Give a function that ends in `**options` the keyword-only options of `base` in their place.
+
+    >>> def blur(x, *, steps: Count = 3): ...
+    >>> @options_from(blur)
+    ... def blur_twice(x, **options):
+    ...     return blur(blur(x, **options), **options)
+    >>> list(options_of(blur_twice))
+    ['steps']
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        own = {p.name: p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD}
+        shared = {p.name: p for p in inspect.signature(base).parameters.values() if p.kind is p.KEYWORD_ONLY}
+        taken = (own | shared | own).values()
+        function.__annotations__ = {p.name: p.annotation for p in taken} | {"return": signature.return_annotation}
+        function.__signature__ = signature.replace(parameters=list(taken))  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
 def check_options(known: Mapping[str, Option], options: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """The given options with their types and ranges checked; errors name their `owner`.
 
@@ -255,6 +281,25 @@ def check_options(known: Mapping[str, Option], options: Mapping[str, Any], owner
     return {
         name: convert(value, known[name].kind, f"option '{name}' of the {owner}") for name, value in options.items()
     }
+
+
+def check_fields(record: Any) -> None:
+    """Check the fields of a dataclass against their annotated types and ranges; defaults are taken as they are.
+
+    Call it in `__post_init__`.
+
+    >>> @dataclass(frozen=True)
+    ... class Blur:
+    ...     steps: Count = 3
+    >>> check_fields(Blur(0))
+    Traceback (most recent call last):
+    holdfast.errors.InputError: option 'steps' of Blur: expected an integer >= 1, got 0
+    """
+    hints = get_type_hints(type(record), include_extras=True)
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if value != field.default:
+            convert(value, hints[field.name], f"option '{field.name}' of {type(record).__name__}")
 
 
 def fill_options(function: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:

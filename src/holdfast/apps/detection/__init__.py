@@ -11,7 +11,7 @@ from holdfast.apps.detection.coco import (
     write_coco_detections,
 )
 from holdfast.apps.detection.denoiser import DnCNN, train_denoiser
-from holdfast.apps.detection.detectors import COCO_80, from_torchvision, from_ultralytics
+from holdfast.apps.detection.detectors import COCO_80, as_detector, from_torchvision, from_ultralytics
 from holdfast.apps.detection.encoding import Encoding, decode, encode, flatten
 from holdfast.apps.detection.metrics import (
     THRESHOLDS,
@@ -39,6 +39,7 @@ __all__ = [
     "Encoding",
     "SmoothedDetector",
     "TinyDetector",
+    "as_detector",
     "average_precision",
     "certified_count",
     "certified_curve",

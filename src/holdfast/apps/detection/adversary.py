@@ -38,7 +38,7 @@ def dag(
     overlap: float = 0.5,
     seed: int = 0,
 ) -> Tensor:
-    """Images within the threat on which the detector should fail.
+    """Images within the threat on which the detector should fail, shape of x.
 
     Args:
         scores: see `Scores`; with a denoiser in it if the smoothed detector has one.
@@ -48,9 +48,6 @@ def dag(
         step_size: length of a step as a share of the radius.
         overlap: candidates that overlap an object by this much are attacked, and the nearest one in any case.
         seed: decides the noise and the wrong classes.
-
-    Returns:
-        Perturbed images, shape of x.
     """
     if not isinstance(threat, L2):
         raise InputError(f"the attack moves within an L2 ball; got {threat}")
@@ -69,12 +66,8 @@ def dag(
         x_adv.requires_grad_(True)
         drawn = [noise.fork(1 + step * samples + i).normal(x.shape[1:], x.dtype) for i in range(samples)]
         noisy = torch.cat([x_adv + sigma * g for g in drawn])
-        loss = binary_cross_entropy_with_logits(
-            scores(noisy)[1],
-            target.repeat(samples, 1, 1),
-            weight=attacked.repeat(samples, 1)[..., None],
-            reduction="sum",
-        )
+        logits, weight = scores(noisy)[1], attacked.repeat(samples, 1)[..., None]
+        loss = binary_cross_entropy_with_logits(logits, target.repeat(samples, 1, 1), weight=weight, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, x_adv)
         x_adv = x_adv.detach()
         length = gradient.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny).view(-1, 1, 1, 1)

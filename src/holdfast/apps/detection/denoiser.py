@@ -27,11 +27,8 @@ class DnCNN(nn.Module):
             raise InputError(f"a denoiser needs depth >= 2 and width >= 1, got {depth} and {width}")
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
         for _ in range(depth - 2):
-            layers += [
-                nn.Conv2d(width, width, 3, padding=1, bias=False),
-                nn.BatchNorm2d(width, eps=1e-4, momentum=0.05),  # keeps 95 % of its averages, as published
-            ]
-            layers += [nn.ReLU()]
+            norm = nn.BatchNorm2d(width, eps=1e-4, momentum=0.05)  # keeps 95 % of its averages, as published
+            layers += [nn.Conv2d(width, width, 3, padding=1, bias=False), norm, nn.ReLU()]
         self.net = nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1))
         generator = torch.Generator().manual_seed(seed)
         for module in self.net.modules():
@@ -62,10 +59,7 @@ def train_denoiser(
 
     Args:
         images: clean images in [0, 1], shape (N, C, H, W).
-        model: what to train, in place; a DnCNN of depth 5 and width 16 unless given.
-
-    Returns:
-        The model, in evaluation mode.
+        model: trained in place, and returned in eval mode; a DnCNN of depth 5 and width 16 if none is given.
     """
     check_sigma(sigma)
     check_inputs(images)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdfast.apps.detection.boxes import Detector
+from holdfast.apps.detection.boxes import Detector, check_detections
+from holdfast.apps.detection.tiny import TinyDetector, tiny_detector
 from holdfast.checks import check_model
 from holdfast.errors import InputError
 
@@ -80,6 +81,30 @@ def from_ultralytics(
                 )
             found.append(_columns(boxes.xyxy, boxes.conf, boxes.cls, objectness, labels))
         return found
+
+    return detect
+
+
+def as_detector(model: nn.Module, images: Tensor) -> Detector:
+    """A detector from a model, by what it returns for `images` (B, C, H, W).
+
+    That may be one tensor (N, 7) for each image, or dictionaries as torchvision's models return them; a `TinyDetector`
+    gets its threshold and its suppression.
+    """
+    if isinstance(model, TinyDetector):
+        return tiny_detector(model)
+    try:
+        with torch.no_grad():
+            found = model(images)
+    except Exception as error:  # code of the user's own can fail in any way
+        raise InputError(f"the detector failed on images of shape {tuple(images.shape)}: {error}") from error
+    if isinstance(found, Sequence) and found and all(isinstance(each, Mapping) for each in found):
+        return from_torchvision(lambda images: model(torch.stack(images)))
+    check_detections(found, len(images))
+
+    @torch.no_grad()
+    def detect(images: Tensor) -> list[Tensor]:
+        return list(model(images))
 
     return detect
 

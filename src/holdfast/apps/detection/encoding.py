@@ -74,14 +74,9 @@ def flatten(detections: Sequence[Tensor]) -> Detections:
 
 
 def encode(detections: Detections, size: tuple[int, int], encoding: Encoding) -> tuple[Tensor, Tensor]:
-    """Slots of all images side by side.
+    """Slots of all images of `size` (height, width) side by side: values (count, S, 7), and the bin (S,) of each slot.
 
-    Args:
-        size: height and width of the images in pixels.
-
-    Returns:
-        Values (count, S, 7), and the bin (S,) of each slot. A bin has as many slots as the fullest image fills: slots
-        beyond are +inf in every image.
+    A bin has as many slots as the fullest image fills: slots beyond are +inf in every image.
     """
     values, image = detections.values, detections.image
     code = _bin(values, size, encoding)

@@ -100,11 +100,7 @@ def average_precision(points: Sequence[Counts]) -> float:
 
 
 def curve(
-    draws: Sequence[Draws],
-    truth: Truth,
-    *,
-    tau: float = 0.5,
-    thresholds: Sequence[float] = THRESHOLDS,
+    draws: Sequence[Draws], truth: Truth, *, tau: float = 0.5, thresholds: Sequence[float] = THRESHOLDS
 ) -> list[Counts]:
     """Counts of the smoothed detector at each threshold of objectness."""
     return [count([each.detect(objectness=t) for each in draws], truth, tau=tau) for t in thresholds]

@@ -15,14 +15,15 @@ from holdfast.apps.detection.boxes import LABEL, Detector, check_detections
 from holdfast.apps.detection.encoding import Detections, Encoding, decode, encode
 from holdfast.certificates.smoothing.percentile import check_sigma, order_ranks, percentile_bounds, smallest_samples
 from holdfast.checks import check_inputs
-from holdfast.errors import InputError
+from holdfast.errors import InputError, either
 from holdfast.random import Noise
+from holdfast.utils.show import Shown
 
 CERTIFIED = [0, 1, 2, 3, LABEL]  # columns of a detection that are bounded
 
 
-@dataclass(frozen=True, eq=False)
-class CertifiedDetections:
+@dataclass(frozen=True, eq=False, repr=False)
+class CertifiedDetections(Shown):
     """What is proved of the detections of one image, one row for each slot that any noisy copy used.
 
     The median of every image within `epsilon` (L2, open ball) lies between `lower` and `upper`, each bound of each
@@ -96,8 +97,9 @@ class Draws:
         """Bounds of the smoothed prediction within an L2 distance of `epsilon`."""
         if None in order_ranks(self.n, epsilon, self.sigma, confidence=confidence):
             raise InputError(
-                f"n = {self.n} noisy copies prove nothing at epsilon = {epsilon:g}, sigma = {self.sigma:g} and a "
-                f"confidence of {confidence:g}; the smallest n that does is "
+                f"{either(f'n = {self.n} noisy copies', f'--samples {self.n}')} prove nothing at epsilon = "
+                f"{epsilon:g}, sigma = {self.sigma:g} and a confidence of {confidence:g}; the smallest "
+                f"{either('n', '--samples')} that does is "
                 f"{smallest_samples(epsilon, self.sigma, confidence=confidence)}"
             )
         slots, bins = encode(self.found.above(objectness), self.size, self.encoding)

@@ -14,17 +14,14 @@ PADDING = -1.0  # objectness of a row that is no box
 def nms(candidates: Tensor, *, objectness: float = 0.0, threshold: float = 0.4, plus_one: bool = False) -> list[Tensor]:
     """Keep the best box, drop the boxes of its class that overlap it, and go on with what is left; batched.
 
-    Boxes are ranked by objectness times class score. Ties go by label and coordinates, so that the answer does not
-    depend on the order of the candidates.
+    What is kept comes best first, (K, 7) for each image. Boxes are ranked by objectness times class score. Ties go by
+    label and coordinates, so that the answer does not depend on the order of the candidates.
 
     Args:
         candidates: detections, shape (B, N, 7); rows with an objectness of -1 are padding.
         objectness: boxes below it are dropped first.
         threshold: overlap above which a box is deleted.
         plus_one: see `iou`.
-
-    Returns:
-        What is left, best first, shape (K, 7) for each image.
     """
     if candidates.ndim != 3 or candidates.shape[2] != COLUMNS:
         raise InputError(f"candidates must have shape (B, N, {COLUMNS}), got {tuple(candidates.shape)}")

@@ -26,13 +26,8 @@ class TinyDetector(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layers: list[nn.Module] = []
-            for inside, outside, stride in (
-                (channels, 16, 2),
-                (16, 32, 2),
-                (32, width, 2),
-                (width, width, 1),
-                (width, width, 1),
-            ):
+            sizes = ((channels, 16, 2), (16, 32, 2), (32, width, 2), (width, width, 1), (width, width, 1))
+            for inside, outside, stride in sizes:
                 layers += [nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU()]
             self.net = nn.Sequential(*layers, nn.Conv2d(width, 5 + classes, 1))
 
@@ -80,13 +75,10 @@ def train_tiny(
     model: TinyDetector | None = None,
     seed: int = 0,
 ) -> TinyDetector:
-    """Train on images with noise of standard deviation `sigma` added, so that the smoothed detector still sees.
+    """Train on images with noise of standard deviation `sigma`, so that the smoothed detector still sees; in eval mode.
 
     The loss of a cell is the cross-entropy of its objectness and, where an object has its centre, of its class and
     the distance of its box. Adam; the learning rate falls along a cosine. 3,000 scenes, 20 epochs: about a minute.
-
-    Returns:
-        The model, in evaluation mode.
     """
     if not sigma >= 0:
         raise InputError(f"sigma must be 0 (no noise) or positive, got {sigma}")

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypedDict
 
 import torch
@@ -89,24 +90,15 @@ def fine_tune(
     if targets == "true" and y is None:
         raise InputError("targets='true' needs labels y; 'hard' and 'soft' ask the stolen model")
     stolen = copy.deepcopy(model).eval().requires_grad_(True)
-    labels = y
-    if targets != "true":
+    if targets == "true":
+        labels = y
+    else:
         with torch.no_grad():
             logits = torch.cat([stolen(part) for part in x.split(_BATCH)])
         labels = logits.softmax(1) if targets == "soft" else logits.argmax(1)
     assert labels is not None
-    return train_on(
-        stolen,
-        x,
-        labels,
-        lr=lr,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        weight_decay=weight_decay,
-        decay_epochs=decay_epochs,
-        watch=watch,
-    )
+    run = partial(train_on, stolen, x, labels, lr=lr, epochs=epochs, batch_size=batch_size, seed=seed, watch=watch)
+    return run(weight_decay=weight_decay, decay_epochs=decay_epochs)
 
 
 def train_on(
@@ -179,7 +171,6 @@ def parameter_pgd(
 
     Args:
         model: in any mode; evaluated in eval mode, with its buffers as they are.
-        x: inputs (B, ...).  y: labels (B,).
     """
     if not (0 <= radius < math.inf and steps >= 1 and sigma >= 0 and samples >= 1):
         raise InputError(

@@ -13,17 +13,8 @@ from holdfast.models import Normalize
 
 # Layers that treat all channels alike, so that a permutation passes through them.
 _ALIKE = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.GELU,
-    nn.Dropout,
-    nn.Identity,
-    nn.MaxPool2d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d,
-    nn.Flatten,
+    *(nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Dropout, nn.Identity, nn.Flatten),
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
 )
 
 

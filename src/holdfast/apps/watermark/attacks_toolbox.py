@@ -48,13 +48,7 @@ def rtll(model: nn.Module, x: Tensor, y: Tensor, **how: Unpack[Tuning]) -> nn.Mo
 
 
 def adversarial_training(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    eps: float = 8 / 255,
-    steps: int = 5,
-    **how: Unpack[Tuning],
+    model: nn.Module, x: Tensor, y: Tensor, *, eps: float = 8 / 255, steps: int = 5, **how: Unpack[Tuning]
 ) -> nn.Module:
     """Fine-tune on PGD examples within linf `eps`."""
     threat = Linf(eps)

@@ -23,7 +23,7 @@ from holdfast.apps.watermark.embedding import noisy_weights, progress
 from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.certificates.smoothing.percentile import check_sigma, order_ranks, smallest_samples
 from holdfast.checks import check_labels, check_logits, check_model, check_place
-from holdfast.errors import InputError
+from holdfast.errors import InputError, either
 from holdfast.random import Noise
 
 SCOPE = (
@@ -113,7 +113,6 @@ def certify_watermark(
         confidence: that a bound holds.
         union: make it the confidence that the whole curve holds.
         right: what `noisy_accuracies` counted for these arguments, if that was done before.
-        show: a bar on the terminal.
     """
     each = check_reach(radii, sigma=sigma, n=n, confidence=confidence, union=union)
     if right is None:
@@ -152,8 +151,9 @@ def check_reach(radii: Sequence[float], *, sigma: float, n: int, confidence: flo
         least = smallest_samples(radius, sigma, confidence=each)
         if n < least:
             raise InputError(
-                f"n = {n} noisy copies cannot prove anything at radius {radius:g} with sigma = {sigma:g} and "
-                f"confidence {each:g}; take n >= {least}, a larger sigma or a smaller radius"
+                f"{either(f'n = {n} noisy copies', f'--samples {n}')} cannot prove anything at radius {radius:g} "
+                f"with sigma = {sigma:g} and confidence {each:g}; take {either('n', '--samples')} >= {least}, a larger "
+                "sigma or a smaller radius"
             )
     return each
 

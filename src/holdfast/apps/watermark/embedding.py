@@ -23,9 +23,8 @@ from torch.nn.functional import cross_entropy
 from holdfast.apps.watermark.triggers import TriggerSet
 from holdfast.checks import check_labels, check_logits
 from holdfast.errors import InputError
+from holdfast.utils.options import Count, Epochs, Fraction, NotNegative, Positive, check_fields
 from holdfast.utils.progress import progress_bars
-
-_LEAST = {"levels": 1, "samples": 1, "warm_up": 0, "epochs": 1, "batch_size": 1, "trigger_batch": 1, "drop_every": 1}
 
 
 @dataclass(frozen=True)
@@ -44,28 +43,22 @@ class EmbedOptions:
         clip_norm: largest norm of a gradient. Small networks diverge under noise without it.
     """
 
-    noise: float = 1.0
-    levels: int = 20
-    samples: int = 100
+    noise: NotNegative = 1.0
+    levels: Count = 20
+    samples: Count = 100
     step_per_level: bool = False
-    warm_up: int = 5
-    epochs: int = 100
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    batch_size: int = 256
-    drop_every: int = 30
-    trigger_batch: int = 64
-    clip_norm: float = math.inf
+    warm_up: Epochs = 5
+    epochs: Count = 100
+    lr: Positive = 0.05
+    momentum: Fraction = 0.9
+    weight_decay: NotNegative = 1e-4
+    batch_size: Count = 256
+    drop_every: Count = 30
+    trigger_batch: Count = 64
+    clip_norm: Positive = math.inf
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if not (0 <= self.noise < math.inf):
-            raise InputError(f"noise is a standard deviation, 0 or more, got {self.noise}")
-        if not (self.lr > 0 and self.clip_norm > 0):
-            raise InputError(f"lr and clip_norm must be positive, got lr={self.lr} and clip_norm={self.clip_norm}")
+        check_fields(self)
 
 
 def embed(
@@ -85,7 +78,6 @@ def embed(
         x: training inputs in [0, 1], shape (N, ...).  y: labels, shape (N,).
         triggers: what to embed, on the device of x.
         seed: fixes the order of the data and the noise.
-        show: bars on the terminal.
     """
     model = copy.deepcopy(model).train()
     check_trainable(model, x, y, triggers)
@@ -107,10 +99,8 @@ def embed(
                 optimizer.zero_grad()
                 loss.backward()
                 _step(model, optimizer, options.clip_norm)
-                total, right = (
-                    total + float(loss.detach()) * len(rows),
-                    right + int((logits.argmax(1) == all_y[rows]).sum()),
-                )
+                total += float(loss.detach()) * len(rows)
+                right += int((logits.argmax(1) == all_y[rows]).sum())
             if not math.isfinite(total):
                 raise InputError(f"the loss is not finite in epoch {epoch + 1}; take a smaller lr or clip_norm")
             schedule.step()

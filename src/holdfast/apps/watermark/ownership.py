@@ -128,7 +128,6 @@ def verify_white_box(
         sigma: the certificate's.  n: 100 will do to follow an attack.
         original: the owner's model, of the same architecture, to say how far the suspect has moved.
         certificate: the original's, to say what is proved at that distance.
-        show: a bar on the terminal.
     """
     check_watermarked(model, triggers)
     if certificate is not None and original is None:

@@ -1,5 +1,7 @@
 import itertools
 import math
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +12,17 @@ from scipy.optimize import minimize
 import holdfast as hf
 from holdfast.errors import InputError
 from holdfast.random import Noise
+from holdfast.threats.patch_shapes import shape_masks
 
 BALLS = [hf.Linf(0.1), hf.L2(0.7), hf.L1(1.5)]
-ALL = [*BALLS, hf.Patch(3, 2), hf.Sparse(4), hf.Box(torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0)))]
+ALL = [
+    *BALLS,
+    hf.Patch(3, 2),
+    hf.Sparse(4),
+    hf.PatchShape("diamond", 5),
+    hf.PatchShape("line", 3),
+    hf.Box(torch.rand(2, 5, 4, generator=torch.Generator().manual_seed(0))),
+]
 shapes = st.tuples(st.integers(1, 3), st.integers(3, 6), st.integers(3, 6))
 
 
@@ -117,7 +127,7 @@ def test_dual_norm_bounds_every_perturbation_of_budget_one(threat):
     dual = wide.dual_norm(g)
     for seed in range(20):
         d = wide.random_start(x, Noise.for_batch(seed, 6)) - x
-        if threat.name in ("patch", "sparse"):
+        if threat.name in ("patch", "patch-shape", "sparse"):
             d = d.sign()  # these allow each value to change by one
         assert bool(((g * d).flatten(1).sum(1) <= dual * (1 + 1e-5) + 1e-5).all())
 
@@ -167,6 +177,8 @@ def test_text_round_trip(eps, kind):
         ("l2:0.5", hf.L2(0.5)),
         ("l1:12", hf.L1(12)),
         ("patch:5x5", hf.Patch(5, 5)),
+        ("patch:diamond:13", hf.PatchShape("diamond", 13)),
+        ("patch:line:4@-1:1", hf.PatchShape("line", 4, low=-1.0, high=1.0)),
         ("sparse:10", hf.Sparse(10)),
         ("linf:0.1@-1:1", hf.Linf(0.1, low=-1, high=1)),
     ],
@@ -174,6 +186,28 @@ def test_text_round_trip(eps, kind):
 def test_parse_and_print(text, expected):
     assert hf.threat(text) == expected
     assert str(expected) == text
+
+
+@pytest.mark.parametrize("text", ["linf:2/255", "linf:1/64", "l2:0.50", "l1:1e1", "linf:3/8@-1:1", "patch:5x5"])
+def test_a_budget_prints_as_it_was_given_and_is_the_same_threat(text):
+    written, plain = hf.threat(text), replace(hf.threat(text))
+    assert str(written) == text
+    assert written == plain
+    assert hash(written) == hash(plain)
+    assert repr(written) == repr(plain)
+    assert written.canonical == str(plain) == plain.canonical
+    assert str(pickle.loads(pickle.dumps(written))) == text
+    assert hf.threat(str(written)) == written
+    assert str(written.budgets(4)[-1]) == text
+
+
+def test_parts_of_a_fraction_read_as_fractions():
+    levels = hf.threat("linf:2/255").budgets(5)
+    assert [level.size for level in levels] == ["0.4/255", "0.8/255", "1.2/255", "1.6/255", "2/255"]
+    assert [level.eps for level in levels] == [level.eps for level in hf.Linf(2 / 255).budgets(5)]
+    assert [level.size for level in hf.Linf(8 / 255).budgets(2)] == ["4/255", "8/255"]
+    # Another budget does not keep the text of the first.
+    assert str(replace(levels[-1], eps=0.25)) == "linf:0.25"
 
 
 @pytest.mark.parametrize(
@@ -188,6 +222,11 @@ def test_parse_and_print(text, expected):
         ("l2:inf", "finite"),
         ("patch:5", "cannot read the threat"),
         ("patch:0x2", "at least 1x1"),
+        ("patch:diamnd:5", "unknown shape 'diamnd'. Did you mean 'diamond'"),
+        ("patch:diamond:x", "cannot read the threat"),
+        ("patch:diamond:0", "at least one pixel"),
+        ("patch:square:5", "a square number of pixels"),
+        ("patch:rectangle:2", "there is no rectangle of 2 pixels"),
         ("sparse:-1", ">= 0"),
         ("linf:0.1@1:0", "low < high"),
     ],
@@ -230,3 +269,30 @@ def test_wherever_a_threat_is_taken_its_text_is_taken_too():
     assert hf.threat(given) is given
     with pytest.raises(hf.InputError, match="or a text such as 'linf:8/255', got 3"):
         hf.attack(model, x, y, 3, "pgd")
+
+
+@pytest.mark.parametrize("threat", [hf.PatchShape("diamond", 5), hf.PatchShape("line", 3), hf.Patch(2, 3)], ids=str)
+def test_masks_of_a_patch_are_its_members_at_every_place(threat):
+    masks = threat.masks(threat.locations((1, 5, 6)), (1, 5, 6))[:, 0]
+    members = (
+        [torch.ones(2, 3, dtype=torch.bool)] if threat.name == "patch" else shape_masks(threat.shape, threat.pixels)
+    )
+    expected = [
+        torch.nn.functional.pad(m, (left, 6 - left - m.shape[1], top, 5 - top - m.shape[0]))
+        for m in members
+        for top in range(5 - m.shape[0] + 1)
+        for left in range(6 - m.shape[1] + 1)
+    ]
+    assert torch.equal(masks, torch.stack(expected))
+    values = torch.rand(3, 1, 5, 6, dtype=torch.float64)
+    assert torch.allclose(threat.under(values), (values * masks).sum((2, 3)))
+
+
+def test_a_change_fits_under_a_shape_only_if_all_of_it_does():
+    x, diamond = torch.zeros(1, 1, 5, 5), hf.PatchShape("diamond", 5)
+    inside, corner = x.clone(), x.clone()
+    inside[0, 0, 1:4, 2] = inside[0, 0, 2, 1:4] = 1
+    corner[0, 0, 1:3, 1:3] = 1  # four pixels, but no diamond holds a square
+    assert diamond.contains(inside, x).tolist() == [True]
+    assert diamond.distance(inside, x).tolist() == [5.0]
+    assert diamond.contains(corner, x).tolist() == [False]
