@@ -33,8 +33,13 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-docs: setup
+docs: $(VENV)/.docs
 	$(BIN)/python docs/build.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
+
+$(VENV)/.docs: $(VENV)/.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
 
 bench: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt torchattacks foolbox eagerpy
@@ -42,4 +47,4 @@ bench: setup
 	$(BIN)/python benchmarks/attacks_speed.py
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) runs site .pytest_cache .mypy_cache .ruff_cache .coverage*

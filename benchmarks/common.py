@@ -96,6 +96,11 @@ def store_cell(
     print(f"{part}, {key}: {json.dumps({k: v for k, v in cell.items() if k not in silent})}", flush=True)
 
 
+def report_claim(name: str, verdict: str, result: str) -> None:
+    """Print what a run says of a claim in claims.toml, in the form that `holdfast claims run` reads."""
+    print(f"{name}: {result}\nclaim {name}: {verdict}", flush=True)
+
+
 def trained_model(recipe: str, cache: Path | None = None, **overrides: Any) -> "nn.Module":
     """The model of a shipped recipe, from the cache if it was trained before.
 

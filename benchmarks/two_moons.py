@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, describe_markdown, describe_run, markdown_table, read_results, store_cell
+from common import RESULTS, describe_markdown, describe_run, markdown_table, read_results, report_claim, store_cell
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -203,19 +203,45 @@ def _reject(cells: list[Cell]) -> str:
     )
 
 
+def verdict(values: Sequence[float], base: Sequence[float]) -> tuple[str, str]:
+    """Is the first smaller than the second? The 95 % t interval of the ratio decides; also returns its text."""
+    logs = [math.log(value / start) for value, start in zip(values, base, strict=True)]
+    interval = stats.t.interval(0.95, len(logs) - 1, statistics.mean(logs), stats.sem(logs))
+    outcome = "confirmed" if interval[1] < 0 else "refuted" if interval[0] > 0 else "not decided at this size"
+    return outcome, ratio(values, base)
+
+
+def report(part: str, cells: list[Cell]) -> None:
+    """Print the verdicts on the claims of a part."""
+
+    def column(name: str) -> list[float]:
+        return [cell[name] for cell in cells]
+
+    if part == "flat":
+        for arm, claim in (("Top", "two-moons-top-flattens"), ("Full", "two-moons-full-flattens")):
+            report_claim(claim, *verdict(column(f"{arm} trace"), column("Standard trace")))
+        report_claim("two-moons-full-flatter-than-top", *verdict(column("Full trace"), column("Top trace")))
+    else:
+        far = [f"{name} outliers 0.5 rejected" for name in ("gloro", "centroid")]
+        report_claim("two-moons-centroid-rejects-outliers", *verdict(column(far[0]), column(far[1])))
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("flat", "reject"), required=True)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the ten seeds to run")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     done = read_results(NAME, args.out).get(args.part, {})
-    for seed in SEEDS:
+    for seed in SEEDS[: args.seeds]:
         if str(seed) not in done:
             cell = (measure_flat if args.part == "flat" else measure_reject)(seed)
             cell["run"] = describe_run(("holdfast", "torch"))
             store_cell(NAME, args.part, str(seed), cell, to_markdown=to_markdown, folder=args.out)
+    cells = read_results(NAME, args.out)[args.part]
+    report(args.part, [cells[str(seed)] for seed in SEEDS[: args.seeds]])
 
 
 if __name__ == "__main__":
