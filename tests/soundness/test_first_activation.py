@@ -71,7 +71,7 @@ def run(kind, name, model, y, threat):
 
 
 def agree(model, y, threat, name):
-    """A search decides both models alike, or the clock ended one of the two; on small balls it ends none of them all."""
+    """A search decides both models alike, or the clock ended one of them; on small balls something is decided."""
     ours, theirs = (hf.certify(m, X, y, threat, name, time_limit=0.5) for m in (model, behind_nothing(model)))
     broken = [(model(found.x_adv).argmax(1) != y) & threat.contains(found.x_adv, X) for found in (ours, theirs)]
     assert not bool((ours.certified & broken[1] | theirs.certified & broken[0]).any()), name
