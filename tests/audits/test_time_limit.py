@@ -95,6 +95,14 @@ def test_a_limit_too_short_for_a_batch_gives_an_honest_answer(task):
     assert result.verdict is None
 
 
+def test_the_probes_get_the_time_that_the_steps_left(task, monkeypatch):
+    evidence, given = import_module("holdfast.audits.evidence"), []
+    monkeypatch.setattr(evidence, "trust", lambda job, side, seconds: given.append(seconds) or ())
+    run(task, 30, attack="fgsm", certify=None)
+    assert len(given) == 2
+    assert min(given) > 0.6 * 30 / 2, "one step takes a few seconds; a tenth of the limit was all that they got before"
+
+
 def test_a_limit_too_short_to_classify_the_inputs_is_refused(task):
     with pytest.raises(
         hf.InputError, match=r"too short to look at each input once: 0 of 24 .* Give more time or fewer"

@@ -47,7 +47,8 @@ def carry_out(job: Job, plan: Plan, named: set[str], began: float) -> tuple[Brac
             text = f"no time for {count} of {len(side.right)} inputs that are classified right"
             side.skipped.append(f"{step.name}: {text}")
         with clock.until(began + PROBES * limit):
-            trust = [evidence.trust(job, side, (PROBES - WORK) * limit / len(job.sides)) for side in job.sides]
+            share = clock.left() / len(job.sides)  # at least a tenth of the limit, more if the steps ended early
+            trust = [evidence.trust(job, side, share) for side in job.sides]
         return tuple(_bracket(job, side, clean, signs, plan) for side, signs in zip(job.sides, trust, strict=True))
 
 
