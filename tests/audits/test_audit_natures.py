@@ -67,6 +67,12 @@ def run(model, threat="linf:0.1", **options):
     return hf.audit(model, threat=threat, **settings)
 
 
+@pytest.fixture(scope="module")
+def truth(net):
+    """The audit of the network as it is."""
+    return run(net)
+
+
 def printed(result):
     console = Console(width=400, file=io.StringIO(), record=True)
     console.print(result.table())
@@ -95,8 +101,7 @@ HARD = {
 
 
 @pytest.mark.parametrize("kind", HARD)
-def test_a_model_that_hides_its_gradient_is_broken_all_the_same_and_called_unreliable(net, kind):
-    truth = run(net)
+def test_a_model_that_hides_its_gradient_is_broken_all_the_same_and_called_unreliable(net, truth, kind):
     assert truth.attacked[-1] < truth.clean - 0.4, "choose a network that breaks"
     assert "unreliable" not in truth.headline + badge(truth)
     hidden = run(Then(net, **HARD[kind]))
@@ -108,9 +113,8 @@ def test_a_model_that_hides_its_gradient_is_broken_all_the_same_and_called_unrel
         assert "unreliable" in text, name
 
 
-def test_a_model_without_gradients_is_attacked_by_queries_and_the_audit_says_so(net, tmp_path):
+def test_a_model_without_gradients_is_attacked_by_queries_and_the_audit_says_so(net, truth, tmp_path):
     result = run(Elsewhere(net), out=tmp_path)
-    truth = run(net)
     assert truth.attacked[-1] <= result.attacked[-1] <= truth.attacked[-1] + 0.15
     assert "substitute" in {step["method"] for step in result.settings["steps"]}
     for step in result.settings["steps"]:
