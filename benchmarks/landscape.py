@@ -30,7 +30,6 @@ from common import (
     trained_model,
 )
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector
 
 import holdfast as hf
 from holdfast.analyze.landscape.attacked import Adversary
@@ -66,7 +65,7 @@ def measure(eps: float, seed: int, epochs: int, cache: Path | None) -> dict[str,
         "loss": found.loss,
         "eigenvalues": found.values.tolist(),
         "normalised": found.normalised(fresh).tolist(),
-        "gradient": float(parameters_to_vector(gradient).norm()),
+        "gradient": float(torch.nn.utils.get_total_norm(gradient)),
         "products": found.products,
         "seconds": round(seconds, 2),
     }

@@ -6,6 +6,7 @@ history.csv            one row per epoch
 checkpoints/last.pt    all that resuming needs
 checkpoints/best.pt    the weights of the best epoch so far
 model.safetensors      the finished model
+log/                   updates and losses of the examples, if asked for
 tensorboard/           if asked for
 """
 
@@ -21,8 +22,8 @@ from holdfast.utils.limits import load_tensors
 
 RECIPE, RUN, HISTORY, MODEL = "recipe.toml", "run.json", "history.csv", "model.safetensors"
 LAST, BEST = Path("checkpoints") / "last.pt", Path("checkpoints") / "best.pt"
-TENSORBOARD = "tensorboard"
-_OURS = (RECIPE, RUN, HISTORY, MODEL, "checkpoints", TENSORBOARD)
+TENSORBOARD, LOG = "tensorboard", "log"
+_OURS = (RECIPE, RUN, HISTORY, MODEL, "checkpoints", TENSORBOARD, LOG)
 
 
 def write_tensors(path: Path, content: dict[str, Any]) -> None:

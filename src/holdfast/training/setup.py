@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast.certificates import certify
 from holdfast.checks import check_labels, check_logits
 from holdfast.data import Dataset, Split, load_data, split_validation
-from holdfast.errors import HoldfastError, InputError, either
+from holdfast.errors import HoldfastError, InputError, UnsupportedError, either
 from holdfast.models import load_model, make_model
 from holdfast.models.catalog import count_parameters, get_architecture
 from holdfast.models.size import MOST, MOST_VALUES, at_most
@@ -27,6 +27,7 @@ from holdfast.training.augment import check_images
 from holdfast.training.context import Parts, in_mode
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
+from holdfast.training.outputs import top_layer
 from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe, to_table, to_toml
 from holdfast.training.state import RunState, read_best
@@ -126,7 +127,17 @@ def make_parts(recipe: Recipe, model: nn.Module, split: Split) -> Parts:
             if check is not None:
                 top = _checked(where, partial(check, model, x, **choice.options)) or top
     terms = {name: partial(get("train", name).function, **options) for name, options in recipe.regularizers.items()}
-    return Parts(bound(recipe.attack), bound(recipe.targets), terms, bound(recipe.perturb_weights), top)
+    watched = _watched(model, x) if recipe.log.losses else None
+    return Parts(bound(recipe.attack), bound(recipe.targets), terms, bound(recipe.perturb_weights), top, watched)
+
+
+def _watched(model: nn.Module, x: Tensor) -> str | None:
+    """The top layer whose input the log measures; none where the model does not end in a linear layer."""
+    with in_mode(model, False):
+        try:
+            return top_layer(model, x)
+        except UnsupportedError:
+            return None
 
 
 def _checked(where: str, check: Callable[[], T]) -> T:

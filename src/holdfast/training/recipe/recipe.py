@@ -64,6 +64,18 @@ class ExtraPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogPart:
+    """`[log]`: what the run writes into its folder beside the history.
+
+    `updates`: loss, norm of the gradient, distance from the start and dead layers after every update. `losses`: for
+    every training example and epoch its loss under the budget, its 0-1 error and the norm of its features.
+    """
+
+    updates: bool = False
+    losses: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluatePart:
     """`[evaluate]` on the validation split: the first `count` inputs, PGD with `attack_steps` (0: no attack).
 
@@ -116,6 +128,7 @@ class Recipe:
     average: AveragePart = AveragePart()
     extra: ExtraPart | None = None
     evaluate: EvaluatePart = EvaluatePart()
+    log: LogPart = LogPart()
 
     @property
     def adversary(self) -> Threat | None:
