@@ -11,6 +11,7 @@ import holdfast as hf
 from holdfast.analyze.connectivity import TS, barrier, connect, path_losses
 from holdfast.analyze.landscape.attacked import Adversary
 from holdfast.analyze.landscape.landscape_study import Extent, study
+from holdfast.analyze.landscape.updates import write_updates
 from holdfast.analyze.plots.charts import path_svg
 from holdfast.cli.common import SeedOption
 from holdfast.data.draw import sample
@@ -34,6 +35,10 @@ def landscape(
     cells: Annotated[int, typer.Option(min=3, help="Points on each axis of a picture.")] = 11,
     steps: Annotated[int, typer.Option(min=1, help="Steps of PGD.")] = 10,
     curve_steps: Annotated[int, typer.Option(min=1, help="Steps of Adam for the path to the other training.")] = 300,
+    updates: Annotated[
+        bool | None,
+        typer.Option(help="Draw the log of the updates, and insist on it; by default it is drawn where there is one."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; by default 'landscape' inside the run.")] = None,
     seed: SeedOption = 0,
 ) -> None:
@@ -42,9 +47,13 @@ def landscape(
     The Hessian keeps the perturbed inputs as they are; the pictures attack anew at every point. A study that was
     stopped goes on where it was.
     """
-    task = prepare(load_recipe(run), None, None, None)
+    recipe = load_recipe(run)
+    folder = out or run / "landscape"
+    if updates or (updates is None and recipe.log.updates):
+        _updates(run, against, folder)
+    task = prepare(recipe, None, None, None)
     limit = hf.threat(threat) if threat is not None else task.threat or hf.Linf(0.0)
-    adversary, folder = Adversary(limit, steps=steps, seed=seed), out or run / "landscape"
+    adversary = Adversary(limit, steps=steps, seed=seed)
     taken = sample((task.train.x, task.train.y), n, seed=seed)
     x, y = taken.x, taken.y
     model = load_model(run / files.MODEL)
@@ -66,6 +75,19 @@ def landscape(
         height = _path(model, other, x, y, adversary, folder, curve_steps)
         typer.echo(f"barrier on the path to '{against}': {height:.4g} (0: the path never exceeds its ends)")
     typer.echo(f"training inputs: {taken.drawn}; figures and pictures: {folder}")
+
+
+def _updates(run: Path, against: Path | None, folder: Path) -> None:
+    """Draw the logs of one or two runs and say what they show; the other run may have none."""
+    runs = {"run": run}
+    if against is not None and load_recipe(against).log.updates:
+        runs["against"] = against
+    for name, found in write_updates(runs, folder).items():
+        dead = "" if found.dead is None else f"; dead from update {found.dead} on: {', '.join(found.layers)}"
+        typer.echo(
+            f"{name}: {found.updates} updates, mean gradient {found.first:.4g} at the start and {found.last:.4g} at "
+            f"the end, {found.distance:.4g} from the start{dead}"
+        )
 
 
 def _path(
