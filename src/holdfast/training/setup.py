@@ -25,6 +25,7 @@ from holdfast.threats import Threat
 from holdfast.training import folder as files
 from holdfast.training.augment import check_images
 from holdfast.training.context import Parts, in_mode
+from holdfast.training.difficulty import take_subset
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
 from holdfast.training.outputs import top_layer
@@ -50,6 +51,7 @@ class Task:
     recipe: Recipe
     model: nn.Module
     data: str
+    classes: tuple[str, ...]
     train: Split
     validation: Split | None
     threat: Threat | None
@@ -80,6 +82,8 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
     split, validation = dataset.train, None
     if recipe.validation > 0:
         split, validation = split_validation(dataset.train, recipe.validation, recipe.seed)
+    if recipe.subset is not None:
+        split = take_subset(split, recipe.subset, fingerprint(split), recipe.seed)
     shape = tuple(split.x.shape[1:])
     check_images(shape, crop=recipe.augment.crop, flip=recipe.augment.flip)
     if recipe.init is not None:  # its weights in the model that was given, or the model that the file describes
@@ -100,7 +104,7 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
         check_tensorboard(folder)
     source = data if isinstance(data, str) else recipe.data if data is None else data.name
     recipe = replace(recipe, data=source, model=choice)
-    return Task(recipe, model, dataset.name, split, validation, recipe.adversary, parts, added)
+    return Task(recipe, model, dataset.name, dataset.classes, split, validation, recipe.adversary, parts, added)
 
 
 def _load_extra(name: str, split: Split, dataset: Dataset) -> Split:

@@ -15,8 +15,10 @@ from holdfast.utils.panels import line_keys, panel_at, panel_axes, panels_figure
 from holdfast.utils.svg import STYLES, inner_rounds
 
 Rows = Sequence[Mapping[str, float | str]]
+Lines = dict[str, tuple[Sequence[int], Sequence[float]]]
 WINDOW = 500
 """Updates at the start and at the end that are looked at."""
+_DRAWN = ("gradient_norm", "distance", "dead")
 _POINTS = 1000  # of a line in a picture; more are thinned out
 
 
@@ -59,7 +61,8 @@ def write_updates(runs: Mapping[str, Path], folder: Path) -> dict[str, Course]:
     """Write updates.csv and updates.svg of one or several runs with a log, by name; returns the course of each."""
     read = {name: read_updates(run) for name, run in runs.items()}
     columns = list(dict.fromkeys(key for rows in read.values() for key in rows[0]))
-    table = [[name, i, *(row.get(key, "") for key in columns)] for name, rows in read.items() for i, row in _each(rows)]
+    numbered = [(name, i, row) for name, rows in read.items() for i, row in enumerate(rows, 1)]
+    table = [(name, i, *(row.get(key, "") for key in columns)) for name, i, row in numbered]
     write_csv(folder / "updates.csv", [("run", "update", *columns), *table])
     write_text(folder / "updates.svg", updates_svg(read))
     return {name: course(rows) for name, rows in read.items()}
@@ -74,29 +77,33 @@ def updates_svg(runs: Mapping[str, Rows], *, window: int = WINDOW, title: str = 
     """
     if not 1 <= len(runs) <= len(STYLES) or not all(map(len, runs.values())):
         raise InputError(f"expected 1 to {len(STYLES)} runs with at least one update each, got {list(runs)}")
-    longest = max(map(len, runs.values()))
-    norms = {name: [float(row["gradient_norm"]) for row in rows] for name, rows in runs.items()}
-    ends = {name: range(max(1, len(v) - window + 1), len(v) + 1) for name, v in norms.items()}
-    whole = {name: range(1, len(v) + 1) for name, v in norms.items()}
-    panels = (
-        (f"gradient norm, first {window}", {n: (range(1, len(v[:window]) + 1), v[:window]) for n, v in norms.items()}),
-        (f"gradient norm, last {window}", {n: (ends[n], v[-window:]) for n, v in norms.items()}),
-        ("distance from the start", {n: (whole[n], [float(r["distance"]) for r in rows]) for n, rows in runs.items()}),
-        ("dead layers", {n: (whole[n], [len(str(r["dead"]).split()) for r in rows]) for n, rows in runs.items()}),
-    )
+    norms, moved, dead = ({name: _column(rows, key) for name, rows in runs.items()} for key in _DRAWN)
+    panels: dict[str, Lines] = {
+        f"gradient norm, first {window}": {n: _line(v, 0, min(window, len(v))) for n, v in norms.items()},
+        f"gradient norm, last {window}": {n: _line(v, max(0, len(v) - window), len(v)) for n, v in norms.items()},
+        "distance from the start": {n: _line(v, 0, len(v)) for n, v in moved.items()},
+        "dead layers": {n: _line(v, 0, len(v)) for n, v in dead.items()},
+    }
     parts = []
-    for i, (name, lines) in enumerate(panels):
-        xs, ys = ([v for line in lines.values() for v in line[axis]] for axis in (0, 1))
-        panel = panel_at(i % 2, i // 2, (min(xs), max(max(xs), min(xs) + 1)), ys, log=i < 2)
-        parts += panel_axes(panel, name, "update", inner_rounds(min(xs), max(max(xs), min(xs) + 1)))
-        for (run, (at, values)), style in zip(lines.items(), STYLES, strict=False):
-            thin = slice(None, None, -(-longest // _POINTS))
-            parts.append(panel.line(list(at)[thin], list(values)[thin], style, run))
+    for i, (name, lines) in enumerate(panels.items()):
+        places = [at for xs, _ in lines.values() for at in xs]
+        first, last = min(places), max(max(places), min(places) + 1)
+        values = [v for _, ys in lines.values() for v in ys]
+        panel = panel_at(i % 2, i // 2, (first, last), values, log=i < 2)
+        parts += panel_axes(panel, name, "update", inner_rounds(first, last))
+        parts += [panel.line(*line, style, run) for (run, line), style in zip(lines.items(), STYLES, strict=False)]
     return panels_figure(title, 2, 2, parts, line_keys(runs))
 
 
-def _each(rows: Rows) -> list[tuple[int, Mapping[str, float | str]]]:
-    return list(enumerate(rows, 1))
+def _column(rows: Rows, key: str) -> list[float]:
+    """One column as numbers; of the dead layers, how many there are."""
+    return [float(len(str(row[key]).split())) if key == "dead" else float(row[key]) for row in rows]
+
+
+def _line(values: Sequence[float], start: int, end: int) -> tuple[Sequence[int], Sequence[float]]:
+    """The updates from `start` to `end`, counted from 1, and their values; thinned out where there are many."""
+    every = -(-(end - start) // _POINTS)
+    return range(start + 1, end + 1, every), values[start:end:every]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -25,6 +25,8 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.evaluate.patience is not None and recipe.validation == 0:
         raise InputError("evaluate.patience: needs validation > 0, the inputs that say whether an epoch was better")
     _check_periods(recipe)
+    if recipe.subset is not None and recipe.subset.kind != "random" and recipe.subset.run is None:
+        raise InputError(f"subset.run: missing; give the folder of a run whose losses say what is {recipe.subset.kind}")
     if recipe.evaluate.select == "robust" and (threat is None or recipe.evaluate.attack_steps == 0):
         raise InputError("evaluate.select: 'robust' needs a threat and evaluate.attack_steps > 0")
     if recipe.evaluate.select == "noisy" and recipe.view is None:
