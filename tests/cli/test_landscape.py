@@ -27,6 +27,8 @@ def test_figures_pictures_and_the_path_to_another_run(command, runs):
     assert "barrier on the path to" in shown
     assert "against: " in shown
     assert "from the start" in shown
+    again = command("analyze", "landscape", runs / "0", "--against", runs / "1", *FEW)
+    assert again == shown  # read back, not computed
     written = {p.name for p in (runs / "0" / "landscape").iterdir()}
     assert {"path.svg", "surface.csv", "similarity.svg", "updates.svg", "updates.csv"} <= written
 

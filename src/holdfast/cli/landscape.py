@@ -1,5 +1,7 @@
 """`holdfast analyze landscape`: the loss of a training run around the weights that it found."""
 
+import csv
+import io
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +21,11 @@ from holdfast.models import load_model
 from holdfast.training import folder as files
 from holdfast.training.recipe.reading import load_recipe
 from holdfast.training.setup import prepare
-from holdfast.utils.files import write_csv, write_text
+from holdfast.utils.files import write_csv, write_json, write_text
+from holdfast.utils.hashes import hash_model
+from holdfast.utils.limits import parse_json, read_text
 from holdfast.utils.progress import progress_bars
+from holdfast.utils.resume import as_stored
 
 
 def landscape(
@@ -93,15 +98,25 @@ def _updates(run: Path, against: Path | None, folder: Path) -> None:
 def _path(
     model: nn.Module, other: nn.Module, x: Tensor, y: Tensor, adversary: Adversary, folder: Path, steps: int
 ) -> float:
-    """Bend a curve between two models under attack, write the loss along it, and return its barrier."""
+    """Bend a curve between two models under attack, write the loss along it, and return its barrier.
+
+    The path to the same model is not looked for again.
+    """
 
     def attacked(net: nn.Module, a: Tensor, b: Tensor) -> Tensor:
         return cross_entropy(net(adversary.perturb(net, a, b)), b)
 
+    settings = {"from": hash_model(model), "to": hash_model(other), "threat": str(adversary.threat), "steps": steps}
+    path, about = folder / "path.csv", folder / "path.json"
+    if path.exists() and about.exists() and parse_json(read_text(about)) == as_stored(settings):
+        rows = list(csv.DictReader(io.StringIO(read_text(path))))
+        return barrier([float(row["under attack"]) for row in rows])
     curve = connect(model, other, attacked, x, y, steps=steps, lr=1e-3, seed=adversary.seed)
     losses = path_losses(curve, {"under attack": attacked, "clean": _clean}, x, y, x_train=x)
     lines = {name: values.tolist() for name, values in losses.items()}
-    write_csv(folder / "path.csv", [("t", *lines), *zip(TS, *lines.values(), strict=True)])
+    path.unlink(missing_ok=True)  # never beside the settings of another path
+    write_json(about, as_stored(settings))
+    write_csv(path, [("t", *lines), *zip(TS, *lines.values(), strict=True)])
     write_text(folder / "path.svg", path_svg(lines, list(TS), title="Loss along the path between two trainings"))
     return barrier(losses["under attack"])
 
