@@ -31,8 +31,8 @@ from holdfast.analyze.difficulty import d_distance, difficulty
 from holdfast.analyze.subsets import steepest_margin
 from holdfast.data import Dataset, Split, split_validation
 from holdfast.training import folder as files
-from holdfast.training.difficulty import mean_losses
 from holdfast.training.logs import read_examples
+from holdfast.training.subset import mean_losses
 
 NAME = "overfitting"
 SEEDS = (0, 1, 2)

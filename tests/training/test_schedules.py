@@ -111,7 +111,11 @@ def test_the_smooth_rise_is_continuous_and_ends_at_its_final_value() -> None:
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize(
     ("budget", "full_at"),
-    [({"name": "constant"}, 0.0), ({"name": "cosine", "peak": 1.5}, math.acos(-1 / 3) / math.pi), ({"name": "linear", "peak": 2.0}, 0.5)],
+    [
+        ({"name": "constant"}, 0.0),
+        ({"name": "cosine", "peak": 1.5}, math.acos(-1 / 3) / math.pi),
+        ({"name": "linear", "peak": 2.0}, 0.5),
+    ],
 )
 def test_budgets_rates_and_widths_are_compared_by_recipes_alone(budget, full_at, width):
     """The settings of Liu, 2022, Section 4.2.5: linf 0.4, rises to 0.6 (cosine) or 0.8 (linear), cut off at 0.4."""

@@ -16,8 +16,8 @@ from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.threats import Threat
-from holdfast.training.difficulty import check_difficulty, choose_subset, difficulty
 from holdfast.training.outputs import forward, top_layer
+from holdfast.training.subset import check_difficulty, choose_subset, difficulty
 from holdfast.utils.show import Shown
 
 __all__ = ["choose_subset", "d_distance", "difficulty", "group_means", "group_statistics", "groups"]

@@ -18,10 +18,10 @@ from holdfast.errors import InputError
 from holdfast.models import load_model
 from holdfast.runs.certify_run import Row
 from holdfast.training import folder as files
-from holdfast.training.difficulty import mean_losses
 from holdfast.training.logs import read_examples
 from holdfast.training.recipe.reading import load_recipe
 from holdfast.training.setup import prepare
+from holdfast.training.subset import mean_losses
 from holdfast.utils.files import write_csv, write_text
 
 

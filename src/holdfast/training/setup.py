@@ -25,13 +25,13 @@ from holdfast.threats import Threat
 from holdfast.training import folder as files
 from holdfast.training.augment import check_images
 from holdfast.training.context import Parts, in_mode
-from holdfast.training.difficulty import take_subset
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
 from holdfast.training.outputs import top_layer
 from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe, to_table, to_toml
 from holdfast.training.state import RunState, read_best
+from holdfast.training.subset import take_subset
 from holdfast.training.workers import Workers
 from holdfast.utils.files import write_json, write_text
 from holdfast.utils.options import Choice

@@ -7,10 +7,10 @@ from torch import nn
 from holdfast.data import Dataset, Split
 from holdfast.errors import InputError
 from holdfast.training import load_recipe, train
-from holdfast.training.difficulty import difficulty, mean_losses
 from holdfast.training.folder import read_losses
 from holdfast.training.logs import read_examples
 from holdfast.training.setup import prepare
+from holdfast.training.subset import difficulty, mean_losses
 
 
 def plain_model():
