@@ -6,6 +6,8 @@ three seeds. On 1,000 training images:
 - time: CPU seconds and Hessian-vector products for the top five eigenvalues.
 - sharpness: top eigenvalue of the Hessian at frozen perturbations, as it is and divided by the loss of fresh weights;
   norm of the gradient of the loss under attack at the end of training.
+- paths: the loss under attack along a Bezier curve between two seeds, bent for a low mean loss; its highest point less
+  the higher end.
 - similarity: cosine of the perturbations for theta + a v and theta - a v, for the top eigenvector and a random vector.
 
 One thread. Every training is a cell; finished cells are left out.
@@ -29,10 +31,11 @@ from common import (
     store_cell,
     trained_model,
 )
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector
 
 import holdfast as hf
+from holdfast.analyze.connectivity import barrier, connect, path_losses
 from holdfast.analyze.landscape.attacked import Adversary
 from holdfast.analyze.landscape.spectrum import initial_loss, spectrum
 from holdfast.analyze.landscape.surface import perturbation_similarity
@@ -41,16 +44,13 @@ from holdfast.analyze.landscape.weight_directions import random_direction
 NAME = "landscape"
 BUDGETS = (0.0, 0.1, 0.2, 0.3)
 SEEDS = (0, 1, 2)
+PAIRS = ((0, 1), (1, 2), (0, 2))
 SIZES = (0.5, 1.0, 2.0)
 
 
 def measure(eps: float, seed: int, epochs: int, cache: Path | None) -> dict[str, Any]:
     """Train one network and measure around its weights."""
-    settings = {"epochs": epochs, "seed": seed, "model.name": "lenet-padded", "model.width": 1}
-    if eps == 0:
-        model = trained_model("mnist-mini-standard", cache, **settings)
-    else:
-        model = trained_model("mnist-mini-at", cache, threat=f"linf:{eps}", **settings)
+    model = network(eps, seed, epochs, cache)
     data = hf.load_data("mnist-mini").train
     x, y = data.x[:1000], data.y[:1000]
     adversary = Adversary(hf.Linf(eps), steps=10, seed=seed)
@@ -66,7 +66,7 @@ def measure(eps: float, seed: int, epochs: int, cache: Path | None) -> dict[str,
         "loss": found.loss,
         "eigenvalues": found.values.tolist(),
         "normalised": found.normalised(fresh).tolist(),
-        "gradient": float(parameters_to_vector(gradient).norm()),
+        "gradient": float(torch.nn.utils.get_total_norm(gradient)),
         "products": found.products,
         "seconds": round(seconds, 2),
     }
@@ -75,6 +75,29 @@ def measure(eps: float, seed: int, epochs: int, cache: Path | None) -> dict[str,
         for name, v in directions.items():
             cell[name] = perturbation_similarity(model, x[:300], y[:300], adversary, v, SIZES).tolist()
     return cell
+
+
+def network(eps: float, seed: int, epochs: int, cache: Path | None) -> nn.Module:
+    """The network of one budget and seed, trained on first use."""
+    settings = {"epochs": epochs, "seed": seed, "model.name": "lenet-padded", "model.width": 1}
+    if eps == 0:
+        return trained_model("mnist-mini-standard", cache, **settings)
+    return trained_model("mnist-mini-at", cache, threat=f"linf:{eps}", **settings)
+
+
+def measure_path(eps: float, seeds: tuple[int, int], epochs: int, cache: Path | None) -> dict[str, Any]:
+    """Bend a curve between two networks and measure the loss under attack along it."""
+    data = hf.load_data("mnist-mini").train
+    x, y = data.x[:500], data.y[:500]
+    adversary = Adversary(hf.Linf(eps), steps=5, seed=seeds[0])
+
+    def attacked(net: nn.Module, a: Tensor, b: Tensor) -> Tensor:
+        return cross_entropy(net(adversary.perturb(net, a, b)), b)
+
+    ends = [network(eps, seed, epochs, cache) for seed in seeds]
+    curve = connect(*ends, attacked, x, y, steps=150, lr=1e-2, batch_size=64, seed=seeds[0])
+    losses = path_losses(curve, {"loss": attacked}, x, y, ts=[i / 10 for i in range(11)], chunk=500)["loss"]
+    return {"losses": losses.tolist(), "barrier": barrier(losses), "highest": float(losses.max())}
 
 
 def to_markdown(record: dict[str, Any]) -> str:
@@ -100,14 +123,21 @@ def to_markdown(record: dict[str, Any]) -> str:
     )
     run = next(iter(cells.values()))["run"]
     parts = ["# Loss landscape under attack", __doc__.split("\n\n    python")[0].partition("\n\n")[2]]
-    return "\n\n".join([*parts, describe_markdown(run), markdown_table(header, rows)])
+    parts += [describe_markdown(run), markdown_table(header, rows)]
+    if "paths" in record:
+        along = [(key, f"{c['barrier']:.3f}", *(f"{v:.2f}" for v in c["losses"])) for key, c in record["paths"].items()]
+        names = ("eps, seeds", "barrier", *(f"t = {i / 10:g}" for i in range(11)))
+        parts += ["## Paths between two seeds", markdown_table(names, sorted(along))]
+    return "\n\n".join(parts)
+
+
+def verdict(holds: list[bool]) -> str:
+    """Confirmed if a claim holds for every seed, refuted if for none."""
+    return "confirmed" if all(holds) else "not decided at this size" if any(holds) else "refuted"
 
 
 def report(cells: dict[str, Any], seeds: tuple[int, ...]) -> None:
-    """Print the verdicts: a claim is confirmed if it holds for every seed, refuted if for none."""
-
-    def verdict(holds: list[bool]) -> str:
-        return "confirmed" if all(holds) else "not decided at this size" if any(holds) else "refuted"
+    """Print the verdicts on sharpness, gradients and similarity."""
 
     def of(name: str, seed: int) -> list[float]:
         values = [cells[f"{eps}, {seed}"][name] for eps in BUDGETS]
@@ -137,7 +167,19 @@ def main() -> None:
                 cell = measure(eps, seed, args.epochs, args.cache)
                 cell["run"] = describe_run(("holdfast", "torch", "scipy"))
                 store_cell(NAME, "cells", f"{eps}, {seed}", cell, to_markdown=to_markdown, folder=args.out)
-    report(read_results(NAME, args.out)["cells"], SEEDS)
+    for pair in PAIRS:
+        for eps in BUDGETS:
+            key = f"{eps}, {pair[0]} and {pair[1]}"
+            if key not in read_results(NAME, args.out).get("paths", {}):
+                cell = measure_path(eps, pair, args.epochs, args.cache)
+                cell["run"] = describe_run(("holdfast", "torch", "scipy"))
+                store_cell(NAME, "paths", key, cell, to_markdown=to_markdown, folder=args.out)
+    record = read_results(NAME, args.out)
+    report(record["cells"], SEEDS)
+    rise = {pair: [record["paths"][f"{eps}, {pair[0]} and {pair[1]}"]["barrier"] for eps in BUDGETS] for pair in PAIRS}
+    text = "; ".join(", ".join(f"{v:.3f}" for v in values) for values in rise.values())
+    holds = [values == sorted(values) for values in rise.values()]
+    report_claim("paths-less-flat-with-budget", verdict(holds), f"barrier at {BUDGETS}, by pair of seeds: {text}")
 
 
 if __name__ == "__main__":

@@ -18,9 +18,12 @@ from holdfast.analyze.difficulty import (
     choose_subset,
     d_distance,
     difficulty,
+    group_means,
     group_statistics,
     groups,
 )
+from holdfast.analyze.difficulty_page import difficulty_page
+from holdfast.analyze.plots.group_charts import groups_svg
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.models import Ensemble, make_model
 from holdfast.training.outputs import forward, top_layer
@@ -292,3 +295,26 @@ def test_bad_tasks_are_refused() -> None:
 def test_the_example_of_the_page_runs() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(code, "docs/difficulty.md", "exec"), {})
+
+
+def test_group_means_leave_out_what_an_epoch_did_not_see():
+    d, nan = torch.tensor([0.1, 0.2, 0.6, 0.9]), float("nan")
+    found = group_means(torch.tensor([[1.0, 3.0, 5.0, 7.0], [nan, 4.0, 6.0, nan]]), d, count=2)
+    assert found.tolist() == [[2.0, 6.0], [4.0, 6.0]]
+    with pytest.raises(InputError, match=r"shape \(epochs, 4\)"):
+        group_means(torch.zeros(4), d)
+
+
+def test_the_page_of_points_has_no_pictures_and_escapes_names():
+    page = difficulty_page(
+        torch.rand(5, 2), torch.tensor([0, 0, 1, 1, 1]), torch.linspace(0, 1, 5), ("<a>", "b"), title="t"
+    )
+    assert "<img" not in page
+    assert "&lt;a&gt;" in page
+
+
+def test_the_plot_of_the_groups_draws_each_measure():
+    means = {"loss": torch.rand(6, 10), "norm": torch.full((6, 10), 2.0)}
+    assert groups_svg(means, errors={"error": [0.5] * 6}).count("<polyline") == 9
+    with pytest.raises(InputError, match="groups that it has"):
+        groups_svg(means, shown=(0, 10))

@@ -8,22 +8,25 @@ import torch
 
 import holdfast as hf
 from holdfast.analyze.concentration import concentration
-from holdfast.analyze.difficulty import difficulty
+from holdfast.analyze.difficulty import difficulty, group_means
 from holdfast.analyze.pac_bayes import pac_bayes_of
+from holdfast.analyze.subsets import steepest_margin
 from holdfast.analyze.tightness import tightness
 from holdfast.data.draw import sample
 from holdfast.explanations.evaluate.trust import TRUST, infd, trust_scores
 from holdfast.training import parse_override
 from holdfast.training.folder import read_losses
+from holdfast.training.logs import read_examples
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two finished tiny trainings that differ in their seed."""
     folder = tmp_path_factory.mktemp("runs")
-    tiny = ["epochs=1", "validation=0.97", "evaluate.count=20", "evaluate.attack_steps=2"]
+    tiny = ["epochs=2", "validation=0.97", "evaluate.count=20", "evaluate.attack_steps=2", "threat=linf:0.05"]
     for seed in (0, 1):
-        overrides = dict(parse_override(text) for text in [*tiny, f"seed={seed}"])
+        logs = f"log.losses={str(seed == 0).lower()}"
+        overrides = dict(parse_override(text) for text in [*tiny, logs, f"seed={seed}"])
         hf.train("mnist-mini-standard", out=folder / str(seed), progress=False, **overrides)
     return folder
 
@@ -74,7 +77,8 @@ def test_tightness_has_a_row_for_each_relaxation_and_measure(command, means, tmp
 
 def test_difficulty_ranks_the_training_inputs_of_a_run(command, runs, tmp_path):
     shown = command("analyze", "difficulty", runs / "0", "--against", runs / "1", "--groups", 4, "--out", "d.csv")
-    ranks = difficulty(read_losses(runs / "0"))
+    ranks = difficulty(read_examples(runs / "0"))
+    torch.testing.assert_close(read_examples(runs / "0").mean(0), read_losses(runs / "0"), rtol=1e-5, atol=1e-6)
     with (tmp_path / "d.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["difficulty"]) for row in rows] == ranks.tolist()
@@ -86,6 +90,34 @@ def test_difficulty_ranks_the_training_inputs_of_a_run(command, runs, tmp_path):
     assert "0.000 (0 is the same ranking" in same
     with pytest.raises(hf.StorageError, match="there is no checkpoint"):
         command("analyze", "difficulty", tmp_path)
+
+
+def test_difficulty_shows_images_and_groups_through_the_epochs(command, runs, tmp_path):
+    how = ["--skip", 1, "--zero-one", "--images", 3, "--folder", tmp_path / "d", "--out", "d.csv"]
+    command("analyze", "difficulty", runs / "0", *how)
+    page = (tmp_path / "d" / "difficulty.html").read_text()
+    assert page.count("<img") == 6
+    assert page.index("Hardest") < page.index("Easiest")
+    ranks = difficulty(read_examples(runs / "0", "error")[1])
+    assert page.index(f"input {int(ranks.argsort(stable=True)[0])}<") < page.index("Easiest")
+    with (tmp_path / "d" / "groups.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = group_means(read_examples(runs / "0"), ranks)
+    assert float(rows[1]["loss under attack, group 0"]) == pytest.approx(float(expected[1, 0]), nan_ok=True)
+    assert "norm of the features, group 9" in rows[0]
+    assert "validation error under attack" in (tmp_path / "d" / "groups.svg").read_text()
+    with pytest.raises(hf.InputError, match=r"no log of its losses. Write one: \[log\] losses = true"):
+        command("analyze", "difficulty", runs / "1", "--skip", 1)
+
+
+def test_subsets_are_compared_with_a_bound_of_their_steepness(command, runs, tmp_path):
+    shown = command("analyze", "subsets", runs / "0", runs / "1", "--out", "s.json")
+    rows = rows_of(tmp_path / "s.json")
+    model = hf.load_model(runs / "0" / "model.safetensors")
+    assert rows[0]["lipschitz"] == pytest.approx(steepest_margin(model, (1, 28, 28)))
+    assert rows[0]["overfitted"] == pytest.approx(rows[0]["best"] - rows[0]["last"])
+    assert rows[0]["subset"] == "all"
+    assert "lipschitz" in shown
 
 
 def test_trust_scores_each_method(command, means, tmp_path):

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import L1, L2, InputError, Linf, Patch
-from holdfast.training import schedules
+from holdfast.models import make_model
+from holdfast.training import load_recipe, schedules
+from holdfast.training.loop import budget_factor
+from holdfast.training.optimizer import learning_rate
 from holdfast.training.schedules import BUDGETS, LEARNING_RATES, linear_rise, smooth_rise, warm_up, with_budget
 
 OPTIONS = {
@@ -103,3 +106,28 @@ def test_the_smooth_rise_is_continuous_and_ends_at_its_final_value() -> None:
     jumps = [b - a for a, b in itertools.pairwise(values)]
     assert max(jumps) < 0.004
     assert linear_rise(4, 8, final=2.0) == 1.0
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(
+    ("budget", "full_at"),
+    [
+        ({"name": "constant"}, 0.0),
+        ({"name": "cosine", "peak": 1.5}, math.acos(-1 / 3) / math.pi),
+        ({"name": "linear", "peak": 2.0}, 0.5),
+    ],
+)
+def test_budgets_rates_and_widths_are_compared_by_recipes_alone(budget, full_at, width):
+    """The settings of Liu, 2022, Section 4.2.5: linf 0.4, rises to 0.6 (cosine) or 0.8 (linear), cut off at 0.4."""
+    changes = {"budget": budget, "model.width": width, "optimizer.lr": 3e-4, "warmup": 5}
+    recipe = load_recipe("mnist-pas", changes)
+    factors = [budget_factor(recipe, t / 10) for t in range(1001)]
+    assert factors == sorted(factors)
+    assert factors[-1] == 1.0
+    assert factors[0] == (1.0 if full_at == 0 else 0.0)
+    assert factors.index(1.0) / 1000 == pytest.approx(full_at, abs=1e-3)
+    assert learning_rate(recipe, 50) == pytest.approx(3e-4)
+    assert learning_rate(recipe, 2.5) == pytest.approx(1.5e-4)
+    w, model = width, make_model(recipe.model.name, input_shape=(1, 28, 28), classes=10, **recipe.model.options)
+    count = 2 * w * 25 + 2 * w + 4 * w * 2 * w * 25 + 4 * w + 196 * w * 64 * w + 64 * w + 64 * w * 10 + 10
+    assert sum(p.numel() for p in model.parameters()) == count

@@ -6,21 +6,21 @@ hardest, d near 1 the easiest.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from holdfast.attacks.core.ascent import BALLS, perturb
-from holdfast.checks import check_labels, check_task
+from holdfast.checks import check_task
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.random import Noise
 from holdfast.threats import Threat
 from holdfast.training.outputs import forward, top_layer
+from holdfast.training.subset import check_difficulty, choose_subset, difficulty
 from holdfast.utils.show import Shown
 
-Kind = Literal["easy", "random", "hard"]
+__all__ = ["choose_subset", "d_distance", "difficulty", "group_means", "group_statistics", "groups"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,42 +38,14 @@ class GroupStatistics(Shown):
     size: Tensor
 
 
-def difficulty(losses: Tensor, *, skip: int = 0) -> Tensor:
-    """d_i = P(g_i < g_j) + P(g_i = g_j) / 2 over j uniform in the set, (N,) float64; the mean of d is 1/2.
-
-    g_i is the loss of instance i averaged over the epochs. With average ranks of g, ascending, this is
-    d_i = 1 - (rank_i - 1/2) / N: a monotone map of g changes nothing. 0-1 errors in place of losses do as well, with
-    more ties.
-
-    Args:
-        losses: one average per instance, (N,), or one row per epoch, (epochs, N).
-        skip: rows to leave out at the start, where the network is still random.
-
-    >>> difficulty(torch.tensor([0.3, 2.0, 0.3, 0.1])).tolist()
-    [0.5, 0.125, 0.5, 0.875]
-    """
-    if losses.ndim not in (1, 2) or losses.numel() == 0:
-        raise InputError(f"losses must have shape (N,) or (epochs, N), none of them 0, got {tuple(losses.shape)}")
-    epochs = losses.shape[0] if losses.ndim == 2 else 1
-    if not 0 <= skip < epochs:
-        raise InputError(f"skip must be from 0 to {epochs - 1} for losses of shape {tuple(losses.shape)}, got {skip}")
-    g = losses.double() if losses.ndim == 1 else losses[skip:].double().mean(0)
-    if bool(g.isnan().any()):
-        raise InputError(f"the loss of instance {int(g.isnan().nonzero()[0])} is NaN and cannot be ranked")
-    _, place, equal = torch.unique(g, return_inverse=True, return_counts=True)
-    above = len(g) - equal.cumsum(0)
-    d: Tensor = (above + equal.double() / 2) / len(g)
-    return d[place]
-
-
 def d_distance(d1: Tensor, d2: Tensor) -> float:
     """Mean of |d1 - d2| over the instances, d1 and d2 of shape (N,): how much two settings disagree on what is hard.
 
     For scale: 0 for equal rankings; (N^2 - 1) / (3 N^2), about 1/3, is expected of two random ones without ties; a
     ranking and its reverse are 1/2 apart up to 1 / (2 N^2), the most there can be.
     """
-    _check_difficulty(d1, "d1")
-    _check_difficulty(d2, "d2")
+    check_difficulty(d1, "d1")
+    check_difficulty(d2, "d2")
     if d1.shape != d2.shape:
         raise InputError(f"d1 and d2 must rank the same instances, got {len(d1)} and {len(d2)} of them")
     return float((d1.double() - d2.double()).abs().mean())
@@ -84,7 +56,7 @@ def groups(d: Tensor, *, count: int = 10) -> Tensor:
 
     d = 1 belongs to the last group. Without ties all groups have N / count instances, up to one.
     """
-    _check_difficulty(d, "d")
+    check_difficulty(d, "d")
     if count < 1:
         raise InputError(f"count must be at least 1, got {count}")
     # Quotients, not multiples of 1 / count: where d is the same fraction it then is the same float.
@@ -92,36 +64,15 @@ def groups(d: Tensor, *, count: int = 10) -> Tensor:
     return torch.bucketize(d, edges, right=True)
 
 
-def choose_subset(d: Tensor, y: Tensor, size: int, kind: Kind, *, seed: int = 0) -> Tensor:
-    """Indices of the easiest, of random, or of the hardest instances, (size,) int64, ascending; as many of each class.
+def group_means(values: Tensor, d: Tensor, *, count: int = 10) -> Tensor:
+    """Mean over each group of difficulty of what a run logged, (epochs, count) float64, from values (epochs, N).
 
-    Each subset holds `size / classes` instances of each class, such as the easiest; equal ones are taken by index.
-    Easy and hard subsets share no instance if no class has fewer than 2 size / classes.
-
-    Args:
-        d: difficulties, (N,).  y: labels, (N,) int64.
-        size: instances in the subset; a multiple of the number of classes in y.
-        kind: "easy", "random" or "hard".
-        seed: fixes the random subset.
+    Examples that an epoch did not see are NaN in `values` and left out; a group without examples is NaN.
     """
-    _check_difficulty(d, "d")
-    check_labels(y, len(d))
-    _, label, have = torch.unique(y, return_inverse=True, return_counts=True)
-    share, rest = divmod(size, len(have))
-    if rest or not 1 <= share <= int(have.min()):
-        raise InputError(
-            f"size must be a multiple of {len(have)}, the number of classes, with at most {int(have.min())} instances "
-            f"of each, as many as the smallest class has; got {size}"
-        )
-    if kind not in ("easy", "random", "hard"):
-        raise InputError(f"kind must be 'easy', 'random' or 'hard', got {kind!r}")
-    key = Noise.for_batch(seed, len(d), d.device).uniform((), torch.float64) if kind == "random" else d
-    order = key.argsort(stable=True)
-    order = order[label[order].argsort(stable=True)]  # by class, then by key
-    sizes = have[label[order]]
-    position = torch.arange(len(d), device=d.device) - (have.cumsum(0) - have)[label[order]]  # within the class
-    chosen = position >= sizes - share if kind == "easy" else position < share
-    return order[chosen].sort().values
+    if values.ndim != 2 or values.shape[1] != len(d):
+        raise InputError(f"values must have shape (epochs, {len(d)}), got {tuple(values.shape)}")
+    group = groups(d, count=count)
+    return torch.stack([values[:, group == i].double().nanmean(1) for i in range(count)], 1)
 
 
 @torch.no_grad()
@@ -174,14 +125,3 @@ def group_statistics(
     size = torch.bincount(group, minlength=count)
     mean = sums / size[:, None]
     return GroupStatistics(mean[:, 0], mean[:, 1], size)
-
-
-def _check_difficulty(d: Tensor, name: str) -> None:
-    if d.ndim != 1 or len(d) == 0 or not d.is_floating_point():
-        raise InputError(f"{name} must be difficulties of shape (N,), float, got {tuple(d.shape)} of {d.dtype}")
-    bad = ~((d >= 0) & (d <= 1))  # NaN too
-    if bool(bad.any()):
-        i = int(bad.nonzero()[0])
-        raise InputError(
-            f"{name} must lie in [0, 1], got {float(d[i]):g} for instance {i}; difficulty(losses) gives it"
-        )

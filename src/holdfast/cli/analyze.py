@@ -6,7 +6,6 @@ from typing import Annotated, Any, cast
 import typer
 
 import holdfast as hf
-from holdfast.analyze.difficulty import d_distance, difficulty, group_statistics
 from holdfast.analyze.flops import layer_flops, saved
 from holdfast.analyze.lipschitz_lower import global_lower_bound, local_lower_bound, tightness_ratio
 from holdfast.analyze.pac_bayes import pac_bayes_of, robust_gap
@@ -30,23 +29,19 @@ from holdfast.cli.common import (
     Opening,
     RootOption,
     SeedOption,
-    TableOption,
     ThreatOption,
     check_table,
     open_both,
     opens_model,
 )
+from holdfast.cli.difficulty import difficulty_command, subsets_command
 from holdfast.cli.draws import draws, proxy
-from holdfast.cli.figures import ReportOption, keep, show
+from holdfast.cli.figures import ReportOption, show
 from holdfast.cli.landscape import landscape
 from holdfast.data.draw import sample
 from holdfast.errors import InputError
-from holdfast.models import load_model
 from holdfast.runs.certify_run import Row
 from holdfast.threats import L2
-from holdfast.training import folder as files
-from holdfast.training.recipe.reading import load_recipe
-from holdfast.training.setup import prepare
 from holdfast.utils.files import write_bytes, write_text
 from holdfast.utils.png import encode_png
 
@@ -56,6 +51,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(landscape)
+app.command("difficulty")(difficulty_command)
+app.command("subsets")(subsets_command)
 app.command("volume")(volume)
 app.command("draws")(draws)
 app.command("proxy")(proxy)
@@ -165,46 +162,6 @@ def tightness_command(
     rows = cast("list[Row]", tightness_table(found))
     show(list(rows[0]), rows, out)
     typer.echo(f"at {limit}; inputs: {taken.drawn}; lower is tighter")
-
-
-@app.command("difficulty")
-def difficulty_command(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished training.")],
-    against: Annotated[
-        Path | None, typer.Option(help="Folder of another training on the same data: how much do the two disagree?")
-    ] = None,
-    groups: Annotated[int, typer.Option(min=1, help="Groups of equal difficulty to show.")] = 10,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of PGD.")] = 10,
-    out: TableOption = None,
-    seed: SeedOption = 0,
-) -> None:
-    """Rank the training inputs of a run by their loss over all epochs, and show how each group is fitted now.
-
-    0 is the hardest input, 1 the easiest.
-    """
-    check_table(out)
-    losses = files.read_losses(run)
-    ranks = difficulty(losses)
-    other = None if against is None else difficulty(files.read_losses(against))
-    recipe = load_recipe(run)
-    task = prepare(recipe, None, None, None)
-    x, y = task.train.x, task.train.y
-    if len(x) != len(ranks):
-        raise InputError(f"the run in '{run}' has losses of {len(ranks)} inputs, but its data now have {len(x)}")
-    limit = task.threat or hf.Linf(0.0)
-    network = load_model(run / files.MODEL)
-    found = group_statistics(network, x, y, ranks, limit, count=groups, steps=steps, seed=seed)
-    columns = (found.size.tolist(), found.loss.tolist(), found.feature_norm.tolist())
-    shown: list[Row] = [
-        {"difficulty": f"{i / groups:.2g} to {(i + 1) / groups:.2g}", "inputs": size, "loss": loss, "features": norm}
-        for i, (size, loss, norm) in enumerate(zip(*columns, strict=True))
-    ]
-    show(list(shown[0]), shown, None)
-    typer.echo(f"loss and norm of the features under PGD at {limit}; hardest: {ranks.argsort()[:10].tolist()}")
-    if other is not None:
-        typer.echo(f"distance to '{against}': {d_distance(ranks, other):.3f} (0 is the same ranking, 1/3 is chance)")
-    each = zip(y.tolist(), losses.tolist(), ranks.tolist(), strict=True)
-    keep([{"input": i, "label": k, "loss": g, "difficulty": d} for i, (k, g, d) in enumerate(each)], out)
 
 
 @app.command()

@@ -1,5 +1,7 @@
 """`holdfast analyze landscape`: the loss of a training run around the weights that it found."""
 
+import csv
+import io
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ import holdfast as hf
 from holdfast.analyze.connectivity import TS, barrier, connect, path_losses
 from holdfast.analyze.landscape.attacked import Adversary
 from holdfast.analyze.landscape.landscape_study import Extent, study
+from holdfast.analyze.landscape.updates import write_updates
 from holdfast.analyze.plots.charts import path_svg
 from holdfast.cli.common import SeedOption
 from holdfast.data.draw import sample
@@ -18,8 +21,11 @@ from holdfast.models import load_model
 from holdfast.training import folder as files
 from holdfast.training.recipe.reading import load_recipe
 from holdfast.training.setup import prepare
-from holdfast.utils.files import write_csv, write_text
+from holdfast.utils.files import write_csv, write_json, write_text
+from holdfast.utils.hashes import hash_model
+from holdfast.utils.limits import parse_json, read_text
 from holdfast.utils.progress import progress_bars
+from holdfast.utils.resume import as_stored
 
 
 def landscape(
@@ -34,6 +40,10 @@ def landscape(
     cells: Annotated[int, typer.Option(min=3, help="Points on each axis of a picture.")] = 11,
     steps: Annotated[int, typer.Option(min=1, help="Steps of PGD.")] = 10,
     curve_steps: Annotated[int, typer.Option(min=1, help="Steps of Adam for the path to the other training.")] = 300,
+    updates: Annotated[
+        bool | None,
+        typer.Option(help="Draw the log of the updates, and insist on it; by default it is drawn where there is one."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; by default 'landscape' inside the run.")] = None,
     seed: SeedOption = 0,
 ) -> None:
@@ -42,9 +52,13 @@ def landscape(
     The Hessian keeps the perturbed inputs as they are; the pictures attack anew at every point. A study that was
     stopped goes on where it was.
     """
-    task = prepare(load_recipe(run), None, None, None)
+    recipe = load_recipe(run)
+    folder = out or run / "landscape"
+    if updates or (updates is None and recipe.log.updates):
+        _updates(run, against, folder)
+    task = prepare(recipe, None, None, None)
     limit = hf.threat(threat) if threat is not None else task.threat or hf.Linf(0.0)
-    adversary, folder = Adversary(limit, steps=steps, seed=seed), out or run / "landscape"
+    adversary = Adversary(limit, steps=steps, seed=seed)
     taken = sample((task.train.x, task.train.y), n, seed=seed)
     x, y = taken.x, taken.y
     model = load_model(run / files.MODEL)
@@ -68,18 +82,41 @@ def landscape(
     typer.echo(f"training inputs: {taken.drawn}; figures and pictures: {folder}")
 
 
+def _updates(run: Path, against: Path | None, folder: Path) -> None:
+    """Draw the logs of one or two runs and say what they show; the other run may have none."""
+    runs = {"run": run}
+    if against is not None and load_recipe(against).log.updates:
+        runs["against"] = against
+    for name, found in write_updates(runs, folder).items():
+        dead = "" if found.dead is None else f"; dead from update {found.dead} on: {', '.join(found.layers)}"
+        typer.echo(
+            f"{name}: {found.updates} updates, mean gradient {found.first:.4g} at the start and {found.last:.4g} at "
+            f"the end, {found.distance:.4g} from the start{dead}"
+        )
+
+
 def _path(
     model: nn.Module, other: nn.Module, x: Tensor, y: Tensor, adversary: Adversary, folder: Path, steps: int
 ) -> float:
-    """Bend a curve between two models under attack, write the loss along it, and return its barrier."""
+    """Bend a curve between two models under attack, write the loss along it, and return its barrier.
+
+    The path to the same model is not looked for again.
+    """
 
     def attacked(net: nn.Module, a: Tensor, b: Tensor) -> Tensor:
         return cross_entropy(net(adversary.perturb(net, a, b)), b)
 
+    settings = {"from": hash_model(model), "to": hash_model(other), "threat": str(adversary.threat), "steps": steps}
+    path, about = folder / "path.csv", folder / "path.json"
+    if path.exists() and about.exists() and parse_json(read_text(about)) == as_stored(settings):
+        rows = list(csv.DictReader(io.StringIO(read_text(path))))
+        return barrier([float(row["under attack"]) for row in rows])
     curve = connect(model, other, attacked, x, y, steps=steps, lr=1e-3, seed=adversary.seed)
     losses = path_losses(curve, {"under attack": attacked, "clean": _clean}, x, y, x_train=x)
     lines = {name: values.tolist() for name, values in losses.items()}
-    write_csv(folder / "path.csv", [("t", *lines), *zip(TS, *lines.values(), strict=True)])
+    path.unlink(missing_ok=True)  # never beside the settings of another path
+    write_json(about, as_stored(settings))
+    write_csv(path, [("t", *lines), *zip(TS, *lines.values(), strict=True)])
     write_text(folder / "path.svg", path_svg(lines, list(TS), title="Loss along the path between two trainings"))
     return barrier(losses["under attack"])
 

@@ -27,6 +27,7 @@ class Parts:
     regularizers: Mapping[str, partial[Any]] = field(default_factory=dict)  # terms added to the loss, by name
     perturb_weights: partial[Any] | None = None  # moves the weights before the loss is taken
     top: str | None = None  # name of the model's linear top layer, where a part needs it
+    watched: str | None = None  # its name where the log keeps the norm of the features
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class Context:
     parts: Parts = Parts()  # the other parts of the recipe, for an objective that is composed of them
     ramp: float = 1.0  # how much of its rise the budget has behind it at this step, between 0 and 1
     notes: dict[str, Tensor] = field(default_factory=dict)  # (B,) each, from one part to another; means in the history
+    examples: dict[str, Tensor] = field(default_factory=dict)  # (B,) each, for the log: see `describe_examples`
 
     @property
     def threat(self) -> Threat:

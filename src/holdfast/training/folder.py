@@ -6,9 +6,12 @@ history.csv            one row per epoch
 checkpoints/last.pt    all that resuming needs
 checkpoints/best.pt    the weights of the best epoch so far
 model.safetensors      the finished model
+log/                   updates and losses of the examples, if asked for
 tensorboard/           if asked for
 """
 
+import csv
+import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,13 @@ import torch
 
 from holdfast.errors import InputError, StorageError, argument
 from holdfast.utils.files import remove_leftovers, write_csv, write_whole
-from holdfast.utils.limits import load_tensors
+from holdfast.utils.limits import load_tensors, read_text
+from holdfast.utils.resume import reading
 
 RECIPE, RUN, HISTORY, MODEL = "recipe.toml", "run.json", "history.csv", "model.safetensors"
 LAST, BEST = Path("checkpoints") / "last.pt", Path("checkpoints") / "best.pt"
-TENSORBOARD = "tensorboard"
-_OURS = (RECIPE, RUN, HISTORY, MODEL, "checkpoints", TENSORBOARD)
+TENSORBOARD, LOG = "tensorboard", "log"
+_OURS = (RECIPE, RUN, HISTORY, MODEL, "checkpoints", TENSORBOARD, LOG)
 
 
 def write_tensors(path: Path, content: dict[str, Any]) -> None:
@@ -72,6 +76,13 @@ def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
     if history:
         columns = list(dict.fromkeys(key for row in history for key in row))
         write_csv(folder / HISTORY, [columns, *([row.get(key, "") for key in columns] for row in history)])
+
+
+def read_history(folder: Path) -> list[dict[str, str]]:
+    """The rows of the history as they are written, by column."""
+    path = folder / HISTORY
+    with reading(path, "repeat the run"):
+        return list(csv.DictReader(io.StringIO(read_text(path))))
 
 
 def check_free(folder: Path, *, resume: bool, force: bool) -> None:

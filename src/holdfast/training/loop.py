@@ -24,6 +24,7 @@ from holdfast.training.collapse import warn_of_collapse
 from holdfast.training.context import Context
 from holdfast.training.display import display, write_scalars
 from holdfast.training.interrupt import stop_on_signal
+from holdfast.training.logs import keep_start, log_examples, log_update, share_examples, start_weights, write_logs
 from holdfast.training.optimizer import gradient_norm, learning_rate, make_optimizer, set_learning_rate
 from holdfast.training.periods import pas
 from holdfast.training.prune.binary_connect import clip_real_weights
@@ -88,8 +89,12 @@ def train(
         clip_real_weights(model, optimizer)
         run = RunState(model, optimizer, average, data=fingerprint(task.train))
         step = make_step(model, get("train", plan.objective.name).function, plan.objective.options, team)
+        start = None
         if folder is not None:
+            start = start_weights(folder, model, resume=resume) if plan.log.updates else None
             open_run(folder, task, run, team, resume=resume)
+            if start is not None and team.leads:
+                keep_start(folder, start)
             save(folder, run, team)
 
         batches = shuffled(task, 0)
@@ -118,12 +123,18 @@ def train(
                     update_average(run, plan, "step")
                     run.seconds += time.perf_counter() - started
                     run.count({**dict(zip(values, means, strict=True)), "norm": norm}, len(batches[run.batch]))
+                    if plan.log.losses and folder is not None:
+                        log_examples(run, x, y, context, plan)
+                    if start is not None and team.leads:
+                        log_update(run, x, start, {**dict(zip(values, means, strict=True)), "gradient_norm": norm})
                     shown.show_step(run.batch, means[0])
                     if stopping:
                         _leave(folder, run, team, len(batches))
 
                 if update_average(run, plan, "epoch"):
                     refresh_batch_norm(run.judged, inputs(task, batches))
+                if folder is not None:
+                    write_logs(folder, run, team)
                 finish_epoch(task, run, team, len(batches))
                 if folder is not None:
                     save(folder, run, team)
@@ -265,6 +276,7 @@ def validate(split: Split | None, task: Task, run: RunState, team: Workers) -> d
 
 def save(folder: Path, run: RunState, team: Workers) -> None:
     """Best weights, checkpoint and history; in this order, so that a crash in between repeats the epoch."""
+    share_examples(run, team)
     snapshot = run.snapshot(team)
     if not team.leads:
         return

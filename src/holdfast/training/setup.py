@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from holdfast.certificates import certify
 from holdfast.checks import check_labels, check_logits
 from holdfast.data import Dataset, Split, load_data, split_validation
-from holdfast.errors import HoldfastError, InputError, either
+from holdfast.errors import HoldfastError, InputError, UnsupportedError, either
 from holdfast.models import load_model, make_model
 from holdfast.models.catalog import count_parameters, get_architecture
 from holdfast.models.size import MOST, MOST_VALUES, at_most
@@ -27,9 +27,11 @@ from holdfast.training.augment import check_images
 from holdfast.training.context import Parts, in_mode
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
+from holdfast.training.outputs import top_layer
 from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe, to_table, to_toml
 from holdfast.training.state import RunState, read_best
+from holdfast.training.subset import take_subset
 from holdfast.training.workers import Workers
 from holdfast.utils.files import write_json, write_text
 from holdfast.utils.options import Choice
@@ -49,6 +51,7 @@ class Task:
     recipe: Recipe
     model: nn.Module
     data: str
+    classes: tuple[str, ...]
     train: Split
     validation: Split | None
     threat: Threat | None
@@ -79,6 +82,8 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
     split, validation = dataset.train, None
     if recipe.validation > 0:
         split, validation = split_validation(dataset.train, recipe.validation, recipe.seed)
+    if recipe.subset is not None:
+        split = take_subset(split, recipe.subset, fingerprint(split), recipe.seed)
     shape = tuple(split.x.shape[1:])
     check_images(shape, crop=recipe.augment.crop, flip=recipe.augment.flip)
     if recipe.init is not None:  # its weights in the model that was given, or the model that the file describes
@@ -99,7 +104,7 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
         check_tensorboard(folder)
     source = data if isinstance(data, str) else recipe.data if data is None else data.name
     recipe = replace(recipe, data=source, model=choice)
-    return Task(recipe, model, dataset.name, split, validation, recipe.adversary, parts, added)
+    return Task(recipe, model, dataset.name, dataset.classes, split, validation, recipe.adversary, parts, added)
 
 
 def _load_extra(name: str, split: Split, dataset: Dataset) -> Split:
@@ -126,7 +131,17 @@ def make_parts(recipe: Recipe, model: nn.Module, split: Split) -> Parts:
             if check is not None:
                 top = _checked(where, partial(check, model, x, **choice.options)) or top
     terms = {name: partial(get("train", name).function, **options) for name, options in recipe.regularizers.items()}
-    return Parts(bound(recipe.attack), bound(recipe.targets), terms, bound(recipe.perturb_weights), top)
+    watched = _watched(model, x) if recipe.log.losses else None
+    return Parts(bound(recipe.attack), bound(recipe.targets), terms, bound(recipe.perturb_weights), top, watched)
+
+
+def _watched(model: nn.Module, x: Tensor) -> str | None:
+    """The top layer whose input the log measures; none where the model does not end in a linear layer."""
+    with in_mode(model, False):
+        try:
+            return top_layer(model, x)
+        except UnsupportedError:
+            return None
 
 
 def _checked(where: str, check: Callable[[], T]) -> T:

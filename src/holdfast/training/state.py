@@ -43,6 +43,7 @@ class RunState:
     history: list[dict[str, Any]] = field(default_factory=list)
     snapshots: list[Weights] = field(default_factory=list)  # weights at the end of each period, for an ensemble
     best: Best | None = None
+    updates: list[dict[str, Any]] = field(default_factory=list)  # of this epoch, where they are logged
 
     @property
     def averaging(self) -> bool:
@@ -67,6 +68,7 @@ class RunState:
         """Close the epoch with its row of the history."""
         self.history.append(row)
         self.epoch, self.batch, self.seconds, self.examples, self.totals = self.epoch + 1, 0, 0.0, 0, {}
+        self.updates = []
 
     def snapshot(self, team: Workers) -> dict[str, Any]:
         """Tensors and plain values; every process must take part, for its random state."""
@@ -77,6 +79,7 @@ class RunState:
             "objective": self.objective,
             "random": team.gather(_random_state(_device(self.model))),
             "data": self.data,
+            "updates": self.updates,
             **{name: getattr(self, name) for name in _PLAIN},
         }
 
@@ -98,6 +101,7 @@ class RunState:
         self.objective.update({key: value.to(device) for key, value in saved["objective"].items()})
         for name in _PLAIN:
             setattr(self, name, saved[name])
+        self.updates = saved.get("updates", [])  # checkpoints of older versions have none
         _set_random_state(device, saved["random"][team.rank])
 
 
@@ -120,6 +124,7 @@ def _check_snapshot(saved: dict[str, Any]) -> None:
     wrong = [key for key in counts if not _is_count(saved[key])]
     wrong += [key for key in tables if not isinstance(saved[key], dict)]
     wrong += [key for key in lists if not isinstance(saved[key], list)]
+    wrong += [] if isinstance(saved.get("updates", []), list) else ["updates"]
     wrong += [] if isinstance(saved["seconds"], float | int) and math.isfinite(saved["seconds"]) else ["seconds"]
     if wrong:
         raise ValueError(f"'{wrong[0]}' is not what a run saves")

@@ -154,8 +154,9 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
 
     def evaluate(weights: Weights | None) -> tuple[Tensor, Taken, dict[str, Tensor]]:
         nonlocal target
-        clean = forward(model, x, weights=weights, top=parts.top) if family.clean else None
-        adv = forward(model, x_adv, weights=weights, top=parts.top)
+        top = parts.top or parts.watched
+        clean = forward(model, x, weights=weights, top=top) if family.clean else None
+        adv = forward(model, x_adv, weights=weights, top=top)
         if target is None:
             target = Target(y) if parts.targets is None else parts.targets(clean, adv, y, context)
         views = Views(clean, adv, y, target.value)
@@ -168,7 +169,8 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
     if parts.perturb_weights is not None:
         weights = parts.perturb_weights(model, lambda weights: evaluate(weights)[0], context)
     loss, taken, figures = evaluate(weights)
-    _record(taken.terms, context)
+    context.examples.update(describe_examples(taken.views.adv, y))
+    _record(context)
     notes = {key: value.detach().to(loss.dtype).mean() for key, value in context.notes.items()}
     accuracy = (taken.views.adv.logits.argmax(1) == y).to(loss.dtype).mean()
     return loss, {"accuracy": accuracy, **figures, **notes}
@@ -198,9 +200,20 @@ def mean_loss(terms: Terms, target: Target | None) -> Tensor:
 
 
 @torch.no_grad()
-def _record(terms: Terms, context: Context) -> None:
+def describe_examples(output: Output, y: Tensor) -> dict[str, Tensor]:
+    """Loss, 0-1 error and, where the top layer is watched, norm of the features of each example, (B,) each.
+
+    The loss is the cross-entropy of the label at x', whatever the objective adds to it or puts in its place.
+    """
+    loss = fit(output.logits, y).detach()
+    found = {"loss": loss, "error": (output.logits.argmax(1) != y).to(loss.dtype)}
+    return found if output.features is None else {**found, "norm": output.features.detach().flatten(1).norm(dim=1)}
+
+
+@torch.no_grad()
+def _record(context: Context) -> None:
     """Add the loss of each example to its total; `holdfast.analyze.difficulty` measures difficulty by it."""
-    state, loss = context.state, terms.fit
+    state, loss = context.state, context.examples["loss"]
     if "loss_sum" not in state:
         state["loss_sum"], state["loss_count"] = loss.new_zeros(context.count), loss.new_zeros(context.count)
     state["loss_sum"][context.index] += loss

@@ -43,6 +43,16 @@ def test_the_top_pairs_are_those_of_the_dense_hessian():
     assert counts == list(range(1, found.products + 1))
 
 
+def test_convolutions_with_pooling_too():
+    torch.manual_seed(1)
+    layers = nn.Conv2d(1, 2, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 4, 5, padding=2), nn.ReLU()
+    model = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)).double().eval()
+    x, y = torch.rand(30, 1, 4, 8).double(), torch.randint(3, (30,))
+    truth = torch.linalg.eigvalsh(dense(model, x, y))
+    found = spectrum(model, x, y, k=4, tolerance=1e-6, chunk=16)
+    torch.testing.assert_close(found.values.abs(), truth.abs().sort(descending=True).values[:4], rtol=1e-5, atol=0)
+
+
 def test_negative_eigenvalues_keep_their_sign():
     """Far from a minimum some of the largest eigenvalues are negative."""
     model, x, _ = small(3)

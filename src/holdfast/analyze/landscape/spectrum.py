@@ -15,7 +15,6 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector
 
 from holdfast.analyze.landscape.attacked import Adversary, mean_loss
 from holdfast.errors import InputError
@@ -110,11 +109,16 @@ def hessian_vector(
         with torch.enable_grad():
             loss = cross_entropy(model(a), b, reduction="sum") / len(x)
             first = torch.autograd.grad(loss, parameters, create_graph=True)
-            slope = parameters_to_vector(first) @ vector
+            slope = _flat(first) @ vector
             second = torch.autograd.grad(slope, parameters, allow_unused=True)
         parts = [torch.zeros_like(p) if s is None else s for s, p in zip(second, parameters, strict=True)]
-        total += parameters_to_vector(parts).detach()
+        total += _flat(parts).detach()
     return total
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    """All values in one vector, also of second derivatives of convolutions, which come in any memory layout."""
+    return torch.cat([part.flatten() for part in parts])
 
 
 def initial_loss(model: nn.Module, x: Tensor, y: Tensor, adversary: Adversary, *, seed: int = 0) -> float:

@@ -1,6 +1,8 @@
 """What keys of a recipe contradict each other: schedules beyond the run, periods, what picks the best epoch."""
 
+from holdfast.attacks.core.ascent import BALLS
 from holdfast.errors import InputError
+from holdfast.registry import get_objective
 from holdfast.threats import Linf, Threat
 from holdfast.training.recipe.recipe import Recipe
 from holdfast.training.schedules import with_budget
@@ -23,10 +25,22 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.evaluate.patience is not None and recipe.validation == 0:
         raise InputError("evaluate.patience: needs validation > 0, the inputs that say whether an epoch was better")
     _check_periods(recipe)
+    if recipe.subset is not None and recipe.subset.kind != "random" and recipe.subset.run is None:
+        raise InputError(f"subset.run: missing; give the folder of a run whose losses say what is {recipe.subset.kind}")
     if recipe.evaluate.select == "robust" and (threat is None or recipe.evaluate.attack_steps == 0):
         raise InputError("evaluate.select: 'robust' needs a threat and evaluate.attack_steps > 0")
     if recipe.evaluate.select == "noisy" and recipe.view is None:
         raise InputError("evaluate.select: 'noisy' needs an objective with noise, such as 'gaussian' or 'ablation'")
+
+
+def check_log(recipe: Recipe) -> None:
+    """Refuse losses under a threat that neither the objective nor PGD can attack."""
+    threat, attacked = recipe.adversary, get_objective(recipe.objective.name).threats
+    if recipe.log.losses and threat is not None and attacked and threat.name not in BALLS:
+        raise InputError(
+            f"log.losses: the loss under '{threat}' cannot be measured by PGD, which works on {', '.join(BALLS)}; "
+            "leave it out"
+        )
 
 
 def _check_schedules(recipe: Recipe, threat: Threat | None) -> None:

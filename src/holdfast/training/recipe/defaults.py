@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.errors import HoldfastError, InputError, did_you_mean
 from holdfast.registry import Part, get, get_objective, methods
 from holdfast.training import attack, average, objectives, periods, perturb_weights, prune, regularizers, targets  # noqa: F401  (each registers the methods of its section)
-from holdfast.training.recipe.contradictions import check_recipe
+from holdfast.training.recipe.contradictions import check_log, check_recipe
 from holdfast.training.recipe.recipe import SECTIONS, Recipe
 from holdfast.training.schedules import BUDGETS, LEARNING_RATES, Schedule
 from holdfast.utils.options import Choice, fill_options
@@ -28,6 +28,7 @@ def resolved(recipe: Recipe) -> Recipe:
         budget=_filled_schedule(recipe.budget, BUDGETS, "budget", recipe.epochs),
         evaluate=replace(recipe.evaluate, certify=_certificate(recipe)),
     )
+    check_log(filled)
     for choice in filled.parts.values():
         check = get("train", choice.name).check_recipe
         if check is not None:

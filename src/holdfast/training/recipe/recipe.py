@@ -12,7 +12,7 @@ from holdfast.random import Noise
 from holdfast.registry import get, get_objective
 from holdfast.threats import Threat
 from holdfast.threats import threat as read_threat
-from holdfast.utils.options import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, UNIT, Choice, Rule
+from holdfast.utils.options import AT_LEAST_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, SHARE, UNIT, Choice, Rule
 from holdfast.utils.toml import write_toml
 
 SECTIONS = ("attack", "targets", "regularizers", "perturb_weights")
@@ -61,6 +61,33 @@ class ExtraPart:
 
     data: str
     share: float = _key(UNIT, default=0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsetPart:
+    """`[subset]` of the training split, with as many examples of each class: a `share` of it, of one `kind`.
+
+    `run` is the folder of a run on the whole split, whose losses say which examples are easy and which are hard; a
+    random subset needs none. `skip` leaves out its first epochs, `zero_one` takes errors in place of losses.
+    """
+
+    kind: Literal["easy", "random", "hard"]
+    share: float = _key(SHARE)
+    run: str | None = None
+    skip: int = _key(NOT_NEGATIVE, default=0)
+    zero_one: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPart:
+    """`[log]`: what the run writes into its folder beside the history.
+
+    `updates`: loss, norm of the gradient, distance from the start and dead layers after every update. `losses`: for
+    every training example and epoch its loss under the budget, its 0-1 error and the norm of its features.
+    """
+
+    updates: bool = False
+    losses: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +141,10 @@ class Recipe:
     budget: Choice = field(default_factory=lambda: Choice("constant", {}))
     augment: AugmentPart = AugmentPart()
     average: AveragePart = AveragePart()
+    subset: SubsetPart | None = None
     extra: ExtraPart | None = None
     evaluate: EvaluatePart = EvaluatePart()
+    log: LogPart = LogPart()
 
     @property
     def adversary(self) -> Threat | None:
