@@ -1,9 +1,11 @@
 """Bounds against bounds: Holdfast and auto_LiRPA on the same networks, inputs, boxes and threads.
 
-Networks have random weights. Each contender of a case lives in a process of its own, so that its peak memory is its own
-and a crash is a line in the table; the processes take turns, one repetition each, so that a busy machine slows all of
-them. Tracing the network (ours) and building the BoundedModule (theirs) are not timed. auto_LiRPA runs with both of its
-representations of convolutions, patches and matrices; Holdfast is compared with the faster one.
+Networks have random weights, but for two residual networks with batch norm and 1x1 shortcuts that are trained
+adversarially on CIFAR-10 (linf 2/255) and meet its test images: `--trained`. Each contender of a case lives in a
+process of its own, so that its peak memory is its own and a crash is a line in the table; the processes take turns, one
+repetition each, so that a busy machine slows all of them. Tracing the network (ours) and building the BoundedModule
+(theirs) are not timed. auto_LiRPA runs with both of its representations of convolutions, patches and matrices; Holdfast
+is compared with the faster one.
 
 The release of auto_LiRPA on PyPI does not install beside a current torch; take a checkout of its repository, version
 0.7 or later, and install it without its pinned requirements:
@@ -13,6 +15,10 @@ The release of auto_LiRPA on PyPI does not install beside a current torch; take 
 
     python benchmarks/bounds_speed.py            # all cases; hours, most of them the peer's
     python benchmarks/bounds_speed.py --quick    # small cases only, about three minutes; writes nothing
+    python benchmarks/bounds_speed.py --trained MODELS --data cifar10.npz --train     # weights, four minutes
+    python benchmarks/bounds_speed.py --trained MODELS --data cifar10.npz             # writes bounds_resnets
+
+`--data` is an .npz file with x_train, y_train and x_test (uint8).
 """
 
 import argparse
@@ -31,9 +37,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from common import describe_markdown, describe_run, load_average, markdown_table, write_results
+from networks_speed import plain_pgd
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import holdfast as hf
 from holdfast.bounding import interval
@@ -61,6 +71,7 @@ class Method:
     convolutions: tuple[str, ...] = (PATCHES, MATRIX)
     memory: bool = False
     networks: tuple[str, ...] = ("mlp", "cnn28", "resnet", "6c2f")
+    trained: bool = True
 
 
 ITERATIONS, LEARNING_RATE = 20, 0.1  # of alpha-CROWN; the peer's default of both but the rate, which is 0.5
@@ -68,8 +79,8 @@ METHODS = {
     "ibp": Method("IBP", 2.0, convolutions=(PATCHES,)),
     "crown-ibp": Method("CROWN-IBP", 1.5),
     "crown": Method("CROWN", 1.5, memory=True),
-    "alpha-crown": Method("CROWN-Optimized", 1.2),
-    "alpha-crown, joint": Method("CROWN-Optimized", 1.2, networks=("mlp", "cnn28")),
+    "alpha-crown": Method("CROWN-Optimized", 1.2, trained=False),
+    "alpha-crown, joint": Method("CROWN-Optimized", 1.2, networks=("mlp", "cnn28"), trained=False),
 }
 
 
@@ -128,6 +139,51 @@ NETWORKS = {
 QUICK = ("mlp", "cnn28")
 
 
+def _with_batch_norm(*channels: int) -> nn.Module:
+    """A basic block in each stage; the shortcut is a 1x1 convolution where the shapes differ."""
+    return hf.make_model("resnet18", blocks=(1,) * len(channels), channels=channels, seed=0)
+
+
+TRAINED = {
+    "resnet-4-8-16": Network(lambda: _with_batch_norm(4, 8, 16), (3, 32, 32), 1 / 255, crown_batch=16),
+    "resnet-8-16-32": Network(lambda: _with_batch_norm(8, 16, 32), (3, 32, 32), 1 / 255, crown_batch=16),
+}
+TRAINED_BATCHES, TRAINED_BAR = (1, 16), 1.0
+TRAINING_EPS, TRAINING_STEPS = 2 / 255, 600
+
+
+def train(network: str, data: Path) -> nn.Module:
+    """Adversarial training: two steps of 0.75 eps, the budget rises over the first third; SGD."""
+    with np.load(data) as file:
+        images, labels = (torch.from_numpy(file[key][:20_000]) for key in ("x_train", "y_train"))
+    model, generator = TRAINED[network].make(), torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=5e-4)
+    for step in range(TRAINING_STEPS):
+        rows = torch.randint(len(labels), (128,), generator=generator)
+        x, y = images[rows].float() / 255, labels[rows].long()
+        eps = TRAINING_EPS * min(1.0, step / (0.3 * TRAINING_STEPS))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, (step + 1) / 50, (TRAINING_STEPS - step) / (0.9 * TRAINING_STEPS))
+        x_adv = plain_pgd(model.eval(), x.flip(3) if step % 2 else x, y, eps, 2, 0.75 * eps)
+        optimizer.zero_grad()
+        cross_entropy(model.train()(x_adv), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def prepared(case: "Case", options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
+    """The network of a case and its inputs."""
+    torch.manual_seed(0)
+    if case.network in NETWORKS:
+        network = NETWORKS[case.network]
+        return network.make().eval(), torch.rand(case.batch, *network.shape)
+    model = TRAINED[case.network].make()
+    model.load_state_dict(load_file(options.trained / f"{case.network}.safetensors"))
+    with np.load(options.data) as file:
+        return model.eval(), torch.from_numpy(file["x_test"][: case.batch]).float() / 255
+
+
 @dataclass(frozen=True)
 class Case:
     """What the contenders of one comparison share."""
@@ -140,19 +196,20 @@ class Case:
     def contenders(self) -> tuple[str, ...]:
         """Who takes part; a network without convolutions has nothing to choose."""
         peers = METHODS[self.method].convolutions
-        return (OURS, *(peers[:1] if self.network == "mlp" else peers), SOUND)
+        # On the trained networks matrices took CROWN more than a minute at batch 1, where patches take seconds.
+        one = self.network == "mlp" or (self.network in TRAINED and self.method == "crown")
+        return (OURS, *(peers[:1] if one else peers), SOUND)
 
 
 # --- In the process of one contender ----------------------------------------------------------------------------------
 
 
-def work(case: Case, contender: str, memory_limit: float) -> None:
+def work(case: Case, contender: str, options: argparse.Namespace) -> None:
     """Prepares, runs once, reports; then runs as often as each line of the standard input says."""
-    resource.setrlimit(resource.RLIMIT_DATA, (int(memory_limit * 2**30),) * 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(options.memory_limit * 2**30),) * 2)
     torch.set_num_threads(case.threads)
-    network = NETWORKS[case.network]
-    torch.manual_seed(0)
-    model, x = network.make().eval(), torch.rand(case.batch, *network.shape)
+    network = {**NETWORKS, **TRAINED}[case.network]
+    model, x = prepared(case, options)
     make = _by_holdfast if contender in (OURS, SOUND) else _by_auto_lirpa
     run = make(model, x, network.eps, case.method, contender)
     before = _reset_peak()
@@ -243,6 +300,8 @@ class Contender:
     def __init__(self, case: Case, name: str, options: argparse.Namespace) -> None:
         task = json.dumps({"case": asdict(case), "contender": name})
         command = [sys.executable, __file__, "--worker", task, "--memory-limit", str(options.memory_limit)]
+        if options.trained is not None:
+            command += ["--trained", str(options.trained), "--data", str(options.data)]
         self.limit = options.time_limit
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
@@ -354,7 +413,7 @@ def _summary(figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def verdicts(comparisons: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def verdicts(comparisons: Sequence[dict[str, Any]], *, trained: bool = False) -> list[dict[str, Any]]:
     """For every method the geometric mean of the ratios of all its cases, and whether the bars are met."""
     rows = []
     for name, method in METHODS.items():
@@ -366,9 +425,10 @@ def verdicts(comparisons: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         large = [c["memory"] for c in cases if c["contenders"][c["peer"]]["megabytes"] >= 16]
         memory = statistics.geometric_mean(large) if large and min(large) > 0 else None
         sound = statistics.geometric_mean([c["sound_cost"] for c in cases])
-        met = mean["speed_cpu"] >= method.bar and sound <= SOUND_BAR and mean["width"] <= 1 + EQUAL
-        met = met and not (method.memory and memory is not None and memory > 1)
-        rows.append({"method": name, "bar": method.bar, **mean, "memory": memory, "sound_cost": sound, "met": met})
+        bar = TRAINED_BAR if trained else method.bar
+        met = mean["speed_cpu"] >= bar and sound <= SOUND_BAR and mean["width"] <= 1 + EQUAL
+        met = met and not ((method.memory or trained) and memory is not None and memory > 1)
+        rows.append({"method": name, "bar": bar, **mean, "memory": memory, "sound_cost": sound, "met": met})
     return rows
 
 
@@ -394,7 +454,7 @@ def to_markdown(record: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             "# Speed of bounds",
-            "Random weights, uniform random inputs, Linf boxes cut to [0, 1].",
+            _setting(record["comparisons"]),
             describe_markdown(record["run"])
             + f"\n- load average before and after: {record['load'][0]} and {record['load'][1]}",
             "Speed: time of auto_LiRPA divided by ours, larger is better, by processor time and by the clock. Width "
@@ -407,6 +467,16 @@ def to_markdown(record: dict[str, Any]) -> str:
             "Medians of each contender.",
             markdown_table((*cases, *figures), [row for c in record["comparisons"] for row in _figures(c, cases)]),
         ]
+    )
+
+
+def _setting(comparisons: Sequence[dict[str, Any]]) -> str:
+    if not any(c["network"] in TRAINED for c in comparisons):
+        return "Random weights, uniform random inputs, Linf boxes cut to [0, 1]."
+    return (
+        "Residual networks with batch norm and 1x1 shortcuts, one basic block in each stage, channels as named, "
+        f"trained adversarially on CIFAR-10 (linf 2/255, {TRAINING_STEPS} steps); test images that went through JPEG, "
+        "Linf boxes of radius 1/255 cut to [0, 1]."
     )
 
 
@@ -430,43 +500,65 @@ def main() -> None:
     """Parses the command line, measures, prints and writes."""
     parser = argparse.ArgumentParser(description="Compare bounds with auto_LiRPA in speed, tightness and memory.")
     parser.add_argument("--quick", action="store_true", help="small networks, one thread; writes no results")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, help="(default: all; with --quick: the small ones)")
+    parser.add_argument(
+        "--networks", nargs="+", choices=[*NETWORKS, *TRAINED], help="(default: all; with --quick: the small ones)"
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="(default: all)")
+    parser.add_argument("--batches", type=int, nargs="+", help="batch sizes (default: by network and method)")
     parser.add_argument("--threads", type=int, nargs="+", help="thread counts (default: 1 2; with --quick: 1)")
     parser.add_argument("--repetitions", type=int, help="of a case (default: 7; with --quick: 3; 3 if it is slow)")
     parser.add_argument("--time-limit", type=float, default=300, help="seconds for one answer (default: 300)")
     parser.add_argument("--memory-limit", type=float, default=12, help="GB for one process (default: 12)")
     parser.add_argument("--out", type=Path, help="folder for the results (default: benchmarks/results)")
+    parser.add_argument("--trained", type=Path, help="folder of weights: compare on the trained ResNets only")
+    parser.add_argument("--data", type=Path, help=".npz file of CIFAR-10, for --trained")
+    parser.add_argument("--train", action="store_true", help="train the ResNets first, into the folder of --trained")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         task = json.loads(options.worker)
-        work(Case(**task["case"]), task["contender"], options.memory_limit)
+        work(Case(**task["case"]), task["contender"], options)
+        return
+    if options.train:
+        torch.set_num_threads(1)
+        for network in options.networks or TRAINED:
+            weights = train(network, options.data).state_dict()
+            save_file({key: t.contiguous() for key, t in weights.items()}, options.trained / f"{network}.safetensors")
         return
 
     options.repetitions = options.repetitions or (3 if options.quick else 7)
     before, comparisons = load_average(), []
-    for network in options.networks or (QUICK if options.quick else NETWORKS):
-        for method in [m for m in options.methods if network in METHODS[m].networks]:
-            for batch in NETWORKS[network].batches(method, quick=options.quick):
-                for threads in options.threads or ([1] if options.quick else [1, 2]):
-                    case = Case(network, method, batch, threads)
-                    comparisons.append(compare(case, measure(case, options)))
-                    print(*_ratios(comparisons[-1], ("network", "method", "batch", "threads")), file=sys.stderr)
-                    page = _report(comparisons, before, options)  # after every case: a run that is ended loses nothing
+    for case in cases(options):
+        comparisons.append(compare(case, measure(case, options)))
+        print(*_ratios(comparisons[-1], ("network", "method", "batch", "threads")), file=sys.stderr)
+        page = _report(comparisons, before, options)  # after every case: a run that is ended loses nothing
     print(page)
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """What the command line asks for."""
+    trained = options.trained is not None
+    for network in options.networks or (TRAINED if trained else QUICK if options.quick else NETWORKS):
+        for method in options.methods:
+            if not (METHODS[method].trained if trained else network in METHODS[method].networks):
+                continue
+            batches = TRAINED_BATCHES if trained else NETWORKS[network].batches(method, quick=options.quick)
+            for batch in options.batches or batches:
+                for threads in options.threads or ([1] if options.quick or trained else [1, 2]):
+                    yield Case(network, method, batch, threads)
 
 
 def _report(comparisons: list[dict[str, Any]], load: Any, options: argparse.Namespace) -> str:
     record = {
         "run": describe_run(PACKAGES),
         "load": [load, load_average()],
-        "verdicts": verdicts(comparisons),
+        "verdicts": verdicts(comparisons, trained=options.trained is not None),
         "comparisons": comparisons,
     }
     page = to_markdown(record)
     if not options.quick:
-        write_results("bounds_speed", record, page, **({"folder": options.out} if options.out else {}))
+        name = "bounds_speed" if options.trained is None else "bounds_resnets"
+        write_results(name, record, page, **({"folder": options.out} if options.out else {}))
     return page
 
 

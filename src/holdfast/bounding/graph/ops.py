@@ -189,10 +189,10 @@ class Average(Affine):
         return self.function(r) + constant
 
     def transpose(self, g: Tensor) -> Tensor:
-        pullback: Callable[[Tensor], tuple[Tensor]] = torch.func.vjp(
-            self.function, g.new_zeros(g.shape[0], *self.in_shape)
-        )[1]
-        return pullback(g)[0]
+        with torch.enable_grad():  # torch.func.vjp would do, but loads 80 MB of modules at its first call
+            x = g.new_zeros(g.shape[0], *self.in_shape).requires_grad_()
+            y = self.function(x)
+        return torch.autograd.grad(y, x, g, create_graph=torch.is_grad_enabled())[0]
 
     def bias_dot(self, g: Tensor) -> Tensor | None:
         return None
