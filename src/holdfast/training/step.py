@@ -146,10 +146,14 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, context: Context, loss: Los
     return x_adv
 
 
-def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family: Family) -> tuple[Tensor, Metrics]:
-    """Loss (a scalar) and metrics of one batch; see the top of this file."""
-    parts, attacks = context.parts, family.inner != "none"
-    x_adv = attacked(model, x, y, context, inner_loss(family.inner, model, x)) if attacks else x
+def robust_step(
+    model: nn.Module, x: Tensor, y: Tensor, context: Context, family: Family, x_adv: Tensor | None = None
+) -> tuple[Tensor, Metrics]:
+    """Loss (a scalar) and metrics of one batch; see the top of this file. `x_adv` replaces what the attack finds."""
+    parts = context.parts
+    if x_adv is None:
+        attacks = family.inner != "none"
+        x_adv = attacked(model, x, y, context, inner_loss(family.inner, model, x)) if attacks else x
     target: Target | None = None  # learned targets change with every look: one look for each step
 
     def evaluate(weights: Weights | None) -> tuple[Tensor, Taken, dict[str, Tensor]]:
