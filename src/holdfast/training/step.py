@@ -161,7 +161,8 @@ def robust_step(
         clean = forward(model, x, weights=weights, top=parts.top) if family.clean else None
         adv = forward(model, x_adv, weights=weights, top=parts.top)
         if target is None:
-            target = Target(y) if parts.targets is None else parts.targets(clean, adv, y, context)
+            given = Target(_mixed_labels(y, adv.logits, context))
+            target = given if parts.targets is None else parts.targets(clean, adv, y, context)
         views = Views(clean, adv, y, target.value)
         terms = family.terms(views)
         taken = Taken(model, weights, x, x_adv, views, terms, family, context, target=target)
@@ -176,6 +177,15 @@ def robust_step(
     notes = {key: value.detach().to(loss.dtype).mean() for key, value in context.notes.items()}
     accuracy = (taken.views.adv.logits.argmax(1) == y).to(loss.dtype).mean()
     return loss, {"accuracy": accuracy, **figures, **notes}
+
+
+def _mixed_labels(y: Tensor, logits: Tensor, context: Context) -> Tensor:
+    """The labels (B,), or distributions (B, K) with the labels of the images that were mixed into the inputs."""
+    if context.mixed is None:
+        return y
+    others, weight = context.mixed
+    own = torch.zeros_like(logits).scatter(1, y[:, None], weight[:, None].to(logits.dtype))
+    return own.scatter_add(1, others[:, None], (1 - weight)[:, None].to(logits.dtype))
 
 
 def penalties(taken: Taken) -> tuple[Tensor | float, dict[str, Tensor]]:
