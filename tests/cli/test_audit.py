@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
+from holdfast.audits.saved import load_audit
 from holdfast.cli import main
 from holdfast.cli.audit import audit_folder
 from holdfast.data.draw import sample
@@ -99,3 +100,16 @@ def test_the_default_folder_is_another_one_for_another_audit():
     assert len(set(found)) == len(found)
     assert found == [str(audit_folder(*case)) for case in (usual, *others)]  # so that a killed audit goes on
     assert all(name.count("/") == 1 for name in found)
+
+
+def test_shifted_data_are_a_section_of_the_report(holdfast, tmp_path):
+    code, out, _ = holdfast("--threat", "linf:0.01", "--certify", "none", "--attack", "fgsm", "--shift")
+    assert code == 0
+    assert "mean corruption error" in out
+    shift = json.loads((tmp_path / "run" / "audit.json").read_text())["settings"]["shift"]
+    assert len(shift["rows"]) == 75
+    assert shift["inputs"] == 12
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count('<h2 id="shift">Shifted data</h2>') == 1
+    assert "jpeg-compression" in page
+    assert load_audit(tmp_path / "run").to_html().count('id="shift"') == 1

@@ -48,6 +48,6 @@ def test_nothing_asked_nothing_done():
 
 
 def test_points_cannot_be_cropped():
-    check_images((2,), crop=0, flip=False)
+    check_images((2,), needed=False)
     with pytest.raises(InputError, match=r"augment: .*shape \(2,\)"):
-        check_images((2,), crop=0, flip=True)
+        check_images((2,), needed=True)

@@ -103,6 +103,22 @@ def test_two_processes_give_the_run_of_one(problem, monkeypatch):
         train(problem / "run.toml", model, data, out=problem / "two", resume=True)
 
 
+def test_two_processes_share_universal_patterns(problem, monkeypatch):
+    objective = 'name = "upat"\npatterns = "per-slot"\n'
+    text = RECIPE.replace('name = "at"\n[attack]\nname = "pgd"\nsteps = 2\n', objective).replace(
+        'threat = "linf:0.05"', ""
+    )
+    (problem / "run.toml").write_text(text)
+    two = launch(problem, problem / "two", processes=2)
+    monkeypatch.setattr(sys, "argv", ["script.py", str(problem), str(problem / "one")])
+    runpy.run_path(str(problem / "script.py"), run_name="__main__")
+    one = torch.load(problem / "one" / "checkpoints" / "last.pt", weights_only=True)
+    assert one["objective"]["pyramid_1"].shape == (20, 1, 5, 4)
+    assert torch.allclose(one["objective"]["pyramid_1"], two["objective"]["pyramid_1"], atol=1e-6)
+    for key, value in one["model"].items():
+        assert torch.allclose(value, two["model"][key], atol=1e-5)
+
+
 def test_shares_cover_the_batch_with_weights_that_add_up():
     for size in (1, 2, 3, 7):
         batch = torch.arange(size) + 10

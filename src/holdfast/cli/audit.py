@@ -2,13 +2,19 @@
 
 import csv
 import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import torch
 import typer
 from rich.console import Console
+from rich.table import Table
+from torch import nn
 
 import holdfast as hf
+from holdfast.analyze.shift import shifted_accuracy
 from holdfast.cli.common import (
     AS_IT_IS,
     THREATS,
@@ -23,7 +29,9 @@ from holdfast.cli.common import (
     opens_model,
     root_words,
     run_folder,
+    table,
 )
+from holdfast.data import Dataset
 from holdfast.errors import InputError, did_you_mean
 
 app = typer.Typer(add_completion=False)
@@ -65,6 +73,9 @@ def audit(
     sigma: Annotated[
         float | None, typer.Option(help="Audit the model smoothed with this noise; train it with the same noise.")
     ] = None,
+    shift: Annotated[
+        bool, typer.Option("--shift", help="Add accuracies on shifted data: 15 corruptions at 5 severities.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; runs/audit-MODEL-DATA-THREAT-BUDGET-N if not given.")
     ] = None,
@@ -106,13 +117,39 @@ def audit(
             "audit": [] if sigma is None else ["--sigma", f"{sigma:g}"],
         },
     )
+    if shift:
+        result = with_shift(result, network, dataset, seed)
+        result.save(folder)
     console.print(result.table())
+    if shift:
+        console.print(shift_table(result.settings["shift"]))
     typer.echo(f"report: {folder / 'report.html'}")
     failed = [text for floor in floors for text in below(result, *floor)]
     for text in failed:
         typer.echo(f"failed: {text}", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def with_shift(result: hf.Audit, network: nn.Module, dataset: Dataset, seed: int) -> hf.Audit:
+    """Return the audit with the accuracies on corruptions of the inputs that it audited, in `settings["shift"]`."""
+    split = dataset.test if dataset.whole is None else dataset.whole
+    chosen = torch.tensor([record.position for record in result.records])
+    found = shifted_accuracy(network, split.x[chosen], split.y[chosen], seed=seed)
+    return replace(result, settings={**result.settings, "shift": found.to_dict()})
+
+
+def shift_table(shift: Mapping[str, Any]) -> Table:
+    """Lay out the accuracies by corruption and severity, in percent."""
+    rows = {row["corruption"]: list[str]() for row in shift["rows"]}
+    for row in shift["rows"]:
+        rows[row["corruption"]].append(f"{100 * row['accuracy']:.1f}")
+    found = table(
+        ["shifted data", *(f"severity {severity}" for severity in shift["severities"])],
+        [[name, *values] for name, values in rows.items()],
+    )
+    found.caption = f"mean corruption error {100 * shift['mean_corruption_error']:.1f} %"
+    return found
 
 
 def audit_folder(model: Path, data: str, threats: list[str], budget: str, n: int, rare: tuple[Any, ...]) -> Path:

@@ -1,12 +1,16 @@
 """`holdfast data`: data sets, and how to get them."""
 
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 
-from holdfast.cli.common import RootOption, may_be_quiet, table
-from holdfast.data import download, list_data
+from holdfast.cli.common import RootOption, SeedOption, may_be_quiet, table
+from holdfast.data import download, list_data, load_data
+from holdfast.data.corruptions import CORRUPTIONS, corrupt
+from holdfast.errors import InputError, StorageError
 
 app = typer.Typer(add_completion=False, help="Data sets: what there is, and how to get it.", no_args_is_help=True)
 console = Console()
@@ -33,3 +37,33 @@ def data_get(
 ) -> None:
     """Download a data set from its canonical host, resuming unfinished files and checking every checksum."""
     typer.echo(f"{name}: {download(name, root=root, mirror=mirror)}")
+
+
+@app.command("corrupt")
+@may_be_quiet
+def data_corrupt(
+    name: Annotated[str, typer.Argument(help="Name of a data set (`holdfast data list`) or a path.")],
+    corruption: Annotated[str, typer.Option(help=f"One of {', '.join(CORRUPTIONS)}.")],
+    out: Annotated[Path, typer.Option(help="File to write, a .npz that --data takes.")],
+    severity: Annotated[int, typer.Option(help="1 to 5.")] = 3,
+    seed: SeedOption = 0,
+    root: RootOption = None,
+) -> None:
+    """Corrupt the test images of a data set and write them with its training images to a .npz file."""
+    if out.suffix != ".npz":
+        raise InputError(f"--out: expected a file that ends in .npz, got '{out}'")
+    data = load_data(name, root=root)
+    shifted = corrupt(data.test.x, corruption, severity, seed=seed)
+    try:
+        np.savez_compressed(
+            out,
+            x_train=data.train.x.numpy(),
+            y_train=data.train.y.numpy(),
+            x_test=shifted.numpy(),
+            y_test=data.test.y.numpy(),
+            classes=np.array(data.classes),
+            layout=np.array("NCHW"),
+        )
+    except OSError as error:
+        raise StorageError(f"cannot write '{out}': {error}") from error
+    typer.echo(f"{out}: {len(shifted)} test images of {data.name} with {corruption} at severity {severity}")

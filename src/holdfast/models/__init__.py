@@ -6,6 +6,7 @@ from holdfast.models.disk import load_model, read_metadata, save_model
 from holdfast.models.layers import Arctan, MinMax, Normalize
 from holdfast.models.masked import build as _sub_networks  # noqa: F401  (fills the table)
 from holdfast.models.random import RandomNetwork, adv_bnn, rse
+from holdfast.models.vit_weights import load_vit
 from holdfast.models.zoo import aol, centroid, ensemble, liresnet, plain, resnets, vit  # noqa: F401  (fill the table)
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.models.zoo.ensemble import Ensemble
@@ -25,6 +26,7 @@ __all__ = [
     "get_architecture",
     "list_models",
     "load_model",
+    "load_vit",
     "make_model",
     "read_metadata",
     "rse",

@@ -200,6 +200,18 @@ def _load(path: Path, model: nn.Module | None, key: str | None) -> nn.Module:
     return model.eval()
 
 
+def read_weights(path: str | Path, key: str | None = None) -> State:
+    """The tensors of a .safetensors, .pt or .pth file by name; `key` as for `load_model`."""
+    path = Path(path)
+    if not path.is_file():
+        raise StorageError(f"there is no model file '{path}'")
+    if path.suffix == ".safetensors":
+        return without_prefixes(_read_tensors(path, _read_header(path)[3]))
+    if path.suffix not in (".pt", ".pth"):
+        raise InputError(f"cannot read weights from '{path}': expected .safetensors, .pt or .pth")
+    return _read_state_dict(path, key)[0]
+
+
 def _target(model: nn.Module | None, recipe: Recipe | None, sizes: Sizes, path: Path) -> tuple[nn.Module, bool]:
     """The module that the tensors of the file fit into, and whether it is a new one, without values."""
     if model is None:

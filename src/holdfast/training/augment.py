@@ -60,7 +60,7 @@ def draw_transform(noise: Noise, *, crop: int, flip: bool) -> Transform:
     return Transform(crop, offset, flipped)
 
 
-def check_images(shape: tuple[int, ...], *, crop: int, flip: bool) -> None:
+def check_images(shape: tuple[int, ...], *, needed: bool) -> None:
     """Refuse to augment what is not an image; `shape` is the shape of one input."""
-    if (crop or flip) and len(shape) != 3:
-        raise InputError(f"augment: crop and flip need images of shape (C, H, W), the inputs have shape {shape}")
+    if needed and len(shape) != 3:
+        raise InputError(f"augment: needs images of shape (C, H, W), the inputs have shape {shape}")

@@ -55,6 +55,7 @@ class Context:
     optimizer: Optimizer  # for its learning rate and its own state; the loop takes the step
     adversary: Threat | None  # at the budget scheduled for this step, or None if the recipe has none
     parts: Parts = Parts()  # the other parts of the recipe, for an objective that is composed of them
+    mixed: tuple[Tensor, Tensor] | None = None  # labels (B,) of the images mixed into x, and the weights (B,) of y
     ramp: float = 1.0  # how much of its rise the budget has behind it at this step, between 0 and 1
     notes: dict[str, Tensor] = field(default_factory=dict)  # (B,) each, from one part to another; means in the history
     examples: dict[str, Tensor] = field(default_factory=dict)  # (B,) each, for the log: see `describe_examples`

@@ -16,9 +16,10 @@ from holdfast.models import save_model
 from holdfast.random import Noise
 from holdfast.registry import get
 from holdfast.results import History, TrainResult
+from holdfast.threats import per_input
 from holdfast.training import folder as files
 from holdfast.training.accuracy import evaluate
-from holdfast.training.augment import draw_transform
+from holdfast.training.augment import Transform, draw_transform
 from holdfast.training.average import make_average, refresh_batch_norm
 from holdfast.training.collapse import warn_of_collapse
 from holdfast.training.context import Context
@@ -28,6 +29,7 @@ from holdfast.training.logs import keep_start, log_examples, log_update, share_e
 from holdfast.training.optimizer import gradient_norm, learning_rate, make_optimizer, set_learning_rate
 from holdfast.training.periods import pas
 from holdfast.training.prune.binary_connect import clip_real_weights
+from holdfast.training.randaugment import inception_crop, mixing_weights, randaugment, random_brightness
 from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe
 from holdfast.training.schedules import BUDGETS, with_budget
@@ -188,7 +190,10 @@ def make_batch(task: Task, run: RunState, index: Tensor, batches: int) -> tuple[
     set_learning_rate(run.optimizer, learning_rate(recipe, t))
     place = next(run.model.parameters())
     noise = Noise(recipe.seed, index.to(place.device))
-    transform = draw_transform(noise.fork(_AUGMENT).fork(step), crop=recipe.augment.crop, flip=recipe.augment.flip)
+    x, transform = augmented(task, noise, step)
+    y, mixed = task.train.y[index].to(place.device), None
+    if recipe.augment.mixup > 0:
+        x, mixed = mixed_up(task, x, noise, step)
     factor = budget_factor(recipe, t)
     context = Context(
         epoch=run.epoch,
@@ -199,12 +204,41 @@ def make_batch(task: Task, run: RunState, index: Tensor, batches: int) -> tuple[
         noise=noise.fork(_ATTACK).fork(step),
         transform=transform,
         state=run.objective,
+        mixed=mixed,
         count=len(task.train),
         optimizer=run.optimizer,
         adversary=task.threat if task.threat is None or recipe.ramps else with_budget(task.threat, factor),
         ramp=min(1.0, factor / recipe.budget.options.get("final", 1.0)),
     )
-    return transform(task.train.x[index].to(place)), task.train.y[index].to(place.device), context
+    return x, y, context
+
+
+def augmented(task: Task, noise: Noise, step: int) -> tuple[Tensor, Transform]:
+    """The training images at the places of `noise` as this step sees them, and their crops and flips."""
+    chosen, drawn = task.recipe.augment, noise.fork(_AUGMENT).fork(step)
+    transform = draw_transform(drawn, crop=chosen.crop, flip=chosen.flip)
+    x = transform(task.train.x[noise.index.to(task.train.x.device)].to(next(task.model.parameters())))
+    if chosen.inception > 0:
+        x = inception_crop(x, drawn.fork(2), least=chosen.inception)
+    if chosen.brightness > 0:
+        x = random_brightness(x, drawn.fork(3), most=chosen.brightness)
+    if chosen.randaugment > 0:
+        x = randaugment(x, drawn.fork(4), operations=chosen.randaugment, magnitude=chosen.magnitude)
+    return x, transform
+
+
+def mixed_up(task: Task, x: Tensor, noise: Noise, step: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """w x + (1 - w) x_j with any training image j for each input, and the labels of j and the weights w.
+
+    (Zhang et al., "mixup: beyond empirical risk minimization", 2018.) The partner does not depend on the batch.
+    """
+    chosen, drawn = task.recipe.augment, noise.fork(_AUGMENT).fork(step)
+    partner = drawn.fork(5).integers(len(task.train))
+    weight = mixing_weights(drawn.fork(6), alpha=chosen.mixup, probability=chosen.mixup_probability)
+    other, _ = augmented(task, Noise(noise.seed, partner), step)
+    labels = task.train.y[partner.to(task.train.y.device)].to(x.device)
+    share = per_input(weight.to(x.dtype), x)
+    return share * x + (1 - share) * other, (labels, weight)
 
 
 def budget_factor(recipe: Recipe, t: float) -> float:

@@ -85,7 +85,7 @@ def prepare(recipe: Recipe, model: nn.Module | None, data: Dataset | str | None,
     if recipe.subset is not None:
         split = take_subset(split, recipe.subset, fingerprint(split), recipe.seed)
     shape = tuple(split.x.shape[1:])
-    check_images(shape, crop=recipe.augment.crop, flip=recipe.augment.flip)
+    check_images(shape, needed=recipe.augment.images_only)
     if recipe.init is not None:  # its weights in the model that was given, or the model that the file describes
         loaded = _checked("init", partial(load_model, recipe.init, model))
         model = _placed(loaded) if model is None else loaded

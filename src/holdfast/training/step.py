@@ -146,10 +146,14 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, context: Context, loss: Los
     return x_adv
 
 
-def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family: Family) -> tuple[Tensor, Metrics]:
-    """Loss (a scalar) and metrics of one batch; see the top of this file."""
-    parts, attacks = context.parts, family.inner != "none"
-    x_adv = attacked(model, x, y, context, inner_loss(family.inner, model, x)) if attacks else x
+def robust_step(
+    model: nn.Module, x: Tensor, y: Tensor, context: Context, family: Family, x_adv: Tensor | None = None
+) -> tuple[Tensor, Metrics]:
+    """Loss (a scalar) and metrics of one batch; see the top of this file. `x_adv` replaces what the attack finds."""
+    parts = context.parts
+    if x_adv is None:
+        attacks = family.inner != "none"
+        x_adv = attacked(model, x, y, context, inner_loss(family.inner, model, x)) if attacks else x
     target: Target | None = None  # learned targets change with every look: one look for each step
 
     def evaluate(weights: Weights | None) -> tuple[Tensor, Taken, dict[str, Tensor]]:
@@ -158,7 +162,8 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
         clean = forward(model, x, weights=weights, top=top) if family.clean else None
         adv = forward(model, x_adv, weights=weights, top=top)
         if target is None:
-            target = Target(y) if parts.targets is None else parts.targets(clean, adv, y, context)
+            given = Target(_mixed_labels(y, adv.logits, context))
+            target = given if parts.targets is None else parts.targets(clean, adv, y, context)
         views = Views(clean, adv, y, target.value)
         terms = family.terms(views)
         taken = Taken(model, weights, x, x_adv, views, terms, family, context, target=target)
@@ -174,6 +179,15 @@ def robust_step(model: nn.Module, x: Tensor, y: Tensor, context: Context, family
     notes = {key: value.detach().to(loss.dtype).mean() for key, value in context.notes.items()}
     accuracy = (taken.views.adv.logits.argmax(1) == y).to(loss.dtype).mean()
     return loss, {"accuracy": accuracy, **figures, **notes}
+
+
+def _mixed_labels(y: Tensor, logits: Tensor, context: Context) -> Tensor:
+    """The labels (B,), or distributions (B, K) with the labels of the images that were mixed into the inputs."""
+    if context.mixed is None:
+        return y
+    others, weight = context.mixed
+    own = torch.zeros_like(logits).scatter(1, y[:, None], weight[:, None].to(logits.dtype))
+    return own.scatter_add(1, others[:, None], (1 - weight)[:, None].to(logits.dtype))
 
 
 def penalties(taken: Taken) -> tuple[Tensor | float, dict[str, Tensor]]:

@@ -55,6 +55,14 @@ class Workers:
         distributed.all_gather(parts, own)
         return [part.to(tensor.device) for part in parts]
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the processes, the same bits in each of them."""
+        if self.count == 1:
+            return tensor
+        total = tensor.to(_exchange_device(), copy=True)
+        distributed.all_reduce(total)
+        return total.to(tensor.device)
+
     def wait(self) -> None:
         """Until every process is here: what rank 0 wrote is then on disk for all."""
         self.total([0.0])
@@ -79,6 +87,13 @@ def find_workers() -> Workers:
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         atexit.register(_leave)
     return Workers(distributed.get_rank(), count)
+
+
+def current_workers() -> Workers:
+    """The processes of the run under way, for an objective whose state is shared by all of them."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return Workers()
+    return Workers(distributed.get_rank(), distributed.get_world_size())
 
 
 def _leave() -> None:

@@ -99,6 +99,7 @@ def _report(audit: Audit) -> dict[str, Any]:
             for bracket, part in zip(audit.brackets, shown["brackets"], strict=True)
         ],
         "unproved": answers,
+        "shift": _shift(audit.settings.get("shift")),
         "next": [step for step in next_steps(audit) if step.command not in told],
         "named": bool(source_of(audit, "model")),
         "glossary": glossary(audit),
@@ -108,7 +109,7 @@ def _report(audit: Audit) -> dict[str, Any]:
 
 def _run(audit: Audit) -> dict[str, Any]:
     """What was run."""
-    settings = {key: value for key, value in audit.settings.items() if key not in ("steps", "notes", "source")}
+    settings = {key: value for key, value in audit.settings.items() if key not in ("steps", "notes", "source", "shift")}
     several = len(audit.brackets) > 1
     decided: Counter[str] = Counter()
     for bracket in audit.brackets:
@@ -121,6 +122,18 @@ def _run(audit: Audit) -> dict[str, Any]:
         "settings": {key: _setting_text(value) for key, value in settings.items()},
         "total": sum(audit.seconds.values()),
         "decided": dict(decided),
+    }
+
+
+def _shift(shift: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Accuracies on shifted data as a table: a row for each corruption, a cell for each severity."""
+    if shift is None:
+        return None
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in shift["rows"]:
+        rows.setdefault(row["corruption"], []).append(row)
+    return {"rows": rows, **{key: shift[key] for key in ("severities", "inputs", "clean_accuracy")}} | {
+        "error": shift["mean_corruption_error"]
     }
 
 

@@ -68,7 +68,7 @@ class VisionTransformer(nn.Module):
         self.blocks = blocks
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, classes)
-        self.tokens = grid[0] * grid[1] + (pool == "token")
+        self.grid, self.tokens = grid, grid[0] * grid[1] + (pool == "token")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).flatten(2).transpose(1, 2)

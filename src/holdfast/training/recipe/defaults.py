@@ -29,6 +29,11 @@ def resolved(recipe: Recipe) -> Recipe:
         evaluate=replace(recipe.evaluate, certify=_certificate(recipe)),
     )
     check_log(filled)
+    if filled.augment.mixup > 0 and ("targets" not in get_objective(filled.objective.name).takes or filled.targets):
+        raise InputError(
+            "augment.mixup: mixes labels too, which needs an objective that takes targets, such as 'standard' or "
+            "'upat', and no [targets] of its own"
+        )
     for choice in filled.parts.values():
         check = get("train", choice.name).check_recipe
         if check is not None:

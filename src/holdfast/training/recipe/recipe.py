@@ -19,6 +19,9 @@ SECTIONS = ("attack", "targets", "regularizers", "perturb_weights")
 """Sections that an objective may be composed of."""
 
 
+TEN = Rule("between 0 and 10", lambda value: 0 <= value <= 10)
+
+
 def _key(rule: Rule, **default: Any) -> Any:
     return field(metadata={"rule": rule}, **default)
 
@@ -37,10 +40,26 @@ class OptimizerPart:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentPart:
-    """`[augment]`: `crop` is the padding in pixels (0: no crops), `flip` mirrors left to right."""
+    """`[augment]`: `crop` is the padding in pixels (0: no crops), `flip` mirrors left to right.
+
+    `inception` crops rectangles of at least this share of the area to the size of the image (0: none; 0.08 in print);
+    `brightness` adds up to so much to all pixels; `randaugment` is a number of operations at `magnitude` 0 to 10;
+    `mixup` is the parameter of the Beta distribution of the weights (0: none), used with `mixup_probability`.
+    """
 
     crop: int = _key(NOT_NEGATIVE, default=0)
     flip: bool = False
+    inception: float = _key(UNIT, default=0.0)
+    brightness: float = _key(UNIT, default=0.0)
+    randaugment: int = _key(NOT_NEGATIVE, default=0)
+    magnitude: float = _key(TEN, default=10.0)
+    mixup: float = _key(NOT_NEGATIVE, default=0.0)
+    mixup_probability: float = _key(UNIT, default=1.0)
+
+    @property
+    def images_only(self) -> bool:
+        """Whether anything is asked that makes sense for images only."""
+        return bool(self.crop or self.flip or self.inception or self.brightness or self.randaugment)
 
 
 @dataclass(frozen=True, kw_only=True)
