@@ -56,7 +56,33 @@ def test_values_from_a_file(folder, tmp_path):
         "--out",
         str(out),
     )
-    assert [p["values"] for p in json.loads(out.read_text())["profiles"]] == [[[0.5, 0.25]], [[0.125, 1.0]]]
+    found = json.loads(out.read_text())
+    assert [p["values"] for p in found["profiles"]] == [[[0.5, 0.25]], [[0.125, 1.0]]]
+    assert found["seed"] is None
+    assert found["fresh"]
+
+
+def test_values_of_the_training_say_nothing_about_others(tmp_path):
+    csv = tmp_path / "v.csv"
+    csv.write_text("0.5,0.25\n0.125,1\n")
+    run("train", "auction-1x2", *SMALL, "--values", str(csv), "--out", str(tmp_path / "run"))
+    quick = ["--values", str(csv), "--tolerance", "0.05", "--ascent", "0"]
+    said = run("certify", str(tmp_path / "run"), *quick)
+    assert "trained on these values" in said
+    assert "Hoeffding" not in said
+    assert not json.loads((tmp_path / "run" / "regret.json").read_text())["fresh"]
+    run("report", str(tmp_path / "run"), *quick)
+    assert "say nothing about others" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_programs_for_a_student(tmp_path):
+    run("train", "auction-1x2-student", *SMALL, "--set", "teacher=5", "--out", str(tmp_path))
+    said = run("certify", str(tmp_path), "-n", "2", "--exact", "--ascent", "20")
+    assert "mean regret between" in said
+    found = json.loads((tmp_path / "regret.json").read_text())
+    assert found["method"].startswith("mixed-integer programs")
+    assert len(found["summary"]["proved_by_bidder"]) == 1
+    assert found["gap"] < 1e-4
 
 
 def test_bad_input(folder, tmp_path):

@@ -19,10 +19,11 @@ from holdfast.apps.auctions import (
 )
 from holdfast.apps.auctions.auction_page import auction_page
 from holdfast.apps.auctions.auction_recipe import list_auctions
+from holdfast.apps.auctions.mechanism import FRESH
 from holdfast.apps.auctions.regret import Regret
 from holdfast.apps.auctions.regret_milp import milp_regret
 from holdfast.apps.auctions.statements import Statement, describe_auction
-from holdfast.apps.auctions.training import MODEL
+from holdfast.apps.auctions.training import MODEL, was_trained_on
 from holdfast.apps.auctions.values import read_values
 from holdfast.cli.common import SeedOption, parse_option, run_folder
 from holdfast.errors import InputError
@@ -77,10 +78,13 @@ def certify_command(
     seed: SeedOption = 0,
 ) -> None:
     """Prove for every profile and bidder how much a lie can gain."""
-    mechanism, profiles, regret, statement = _certified(run, n, values, tolerance, timeout, ascent, seed, exact=exact)
+    mechanism, profiles, regret, statement, fresh = _certified(
+        run, n, values, tolerance, timeout, ascent, seed, exact=exact
+    )
     path = out or _folder(run) / "regret.json"
     method = "mixed-integer programs, up to the tolerances of the solver" if exact else "branch and bound"
-    write_json(path, {"method": method, **to_json(mechanism, profiles, regret, statement, seed=seed)})
+    stated = to_json(mechanism, profiles, regret, statement, seed=None if values else seed)
+    write_json(path, {"method": method, "fresh": fresh, **stated})
     typer.echo(
         f"revenue {statement.revenue:.4f}; mean regret between {statement.found:.5f} and {statement.proved:.5f}, "
         f"largest at most {statement.largest:.5f} ({statement.profiles} profiles, {statement.seconds:.2f} CPU s each)"
@@ -92,10 +96,13 @@ def certify_command(
             f"{statement.violations:.1%} of the bidders pay more than what they get is worth, at most "
             f"{statement.violation_largest:.5f} too much; without these payments revenue {statement.revenue_kept:.4f}"
         )
-    typer.echo(
-        f"expected regret at most {statement.mean_above:.4f} by Hoeffding's bound, {statement.bernstein_above:.4f} by "
-        f"Bernstein's, each with confidence {statement.confidence:.0%}"
-    )
+    if fresh:
+        typer.echo(
+            f"expected regret at most {statement.mean_above:.4f} by Hoeffding's bound, {statement.bernstein_above:.4f} "
+            f"by Bernstein's, each with confidence {statement.confidence:.0%}"
+        )
+    else:
+        typer.echo("the auction was trained on these values: they say nothing about others")
     typer.echo(f"details: {path}")
 
 
@@ -111,10 +118,10 @@ def report_command(
     seed: SeedOption = 0,
 ) -> None:
     """Write one page: what the auction does, what lying gains at most, and what classical mechanisms earn."""
-    mechanism, profiles, regret, statement = _certified(run, n, values, tolerance, timeout, ascent, seed)
+    mechanism, profiles, regret, statement, fresh = _certified(run, n, values, tolerance, timeout, ascent, seed)
     path = out or _folder(run) / "report.html"
     title = f"Auction of {mechanism.items} items to {mechanism.bidders} bidder{'s' * (mechanism.bidders > 1)}"
-    write_text(path, auction_page(mechanism, profiles, regret, statement, title=title))
+    write_text(path, auction_page(mechanism, profiles, regret, statement, title=title, fresh=fresh))
     typer.echo(f"report: {path}")
 
 
@@ -132,28 +139,35 @@ def _certified(
     seed: int,
     *,
     exact: bool = False,
-) -> tuple[AuctionNet, Tensor, Regret, Statement]:
+) -> tuple[AuctionNet, Tensor, Regret, Statement, bool]:
+    """The auction, the profiles, what is proved and said of them, and whether the training did not see them."""
     if tolerance <= 0 or timeout < 0:
         raise InputError(f"--tolerance must be > 0 and --timeout >= 0, got {tolerance:g} and {timeout:g}")
     mechanism = load_auction(run)
     sizes = mechanism.bidders, mechanism.items
     if values is None:
-        profiles = draw_values(n, *sizes, support=mechanism.support, seed=seed)
+        profiles, fresh = draw_values(n, *sizes, support=mechanism.support, seed=FRESH + seed), True
     else:
-        profiles = read_values(values, *sizes)[:n]
+        own = read_values(values, *sizes)
+        profiles, fresh = own[:n], not was_trained_on(_folder(run), own)
     if exact:
         regret = milp_regret(mechanism, profiles, timeout=timeout / (len(profiles) * mechanism.bidders) or 60.0)
     else:
         regret = certify_regret(mechanism, profiles, tolerance=tolerance, timeout=timeout or math.inf)
     gains = best_misreports(mechanism, profiles, steps=ascent)[1] if ascent else None
     said = describe_auction(mechanism, profiles, regret, tolerance=tolerance, gains=gains)
-    return mechanism, profiles, regret, said
+    return mechanism, profiles, regret, said, fresh
 
 
 def to_json(
-    mechanism: AuctionNet, values: Tensor, regret: Regret, statement: Statement, *, seed: int
+    mechanism: AuctionNet, values: Tensor, regret: Regret, statement: Statement, *, seed: int | None
 ) -> dict[str, Any]:
-    """All that the certificate claims: over which set, with which confidence, per profile and in all."""
+    """All that the certificate claims: over which set, with which confidence, per profile and in all.
+
+    Args:
+        mechanism: the auction.  values, regret, statement: what was certified.
+        seed: of the profiles; None if they are the user's own.
+    """
     support = [mechanism.support.low, mechanism.support.high]
     return {
         "claim": "no bidder gains more than `proved` by any bid in the support while all others bid their values",
@@ -162,7 +176,11 @@ def to_json(
         "samples": statement.profiles,
         "seed": seed,
         "gap": float((regret.proved - regret.found).max()),
-        "summary": statement.to_json(),
+        "summary": {
+            **statement.to_json(),
+            "found_by_bidder": regret.found.mean(0).tolist(),
+            "proved_by_bidder": regret.proved.mean(0).tolist(),
+        },
         "profiles": [
             {"values": v, "found": f, "proved": p, "best_bids": b}
             for v, f, p, b in zip(

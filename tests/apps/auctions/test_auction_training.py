@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from holdfast.apps.auctions import (
+    FRESH,
     AuctionNet,
     RegretNet,
     draw_values,
@@ -114,13 +115,47 @@ def test_loss_of_a_batch_is_the_formula():
     assert float(mean.detach()) == pytest.approx(float(rest + (3 * r + r**2).mean()), rel=1e-5)
 
 
+def test_loss_of_direct_payments_adds_squared_violations_and_the_distance_to_the_teacher():
+    torch.manual_seed(1)
+    net, teacher, values = AuctionNet(2, 1, hidden=(4,), payment="direct"), RegretNet(2, 1), draw_values(50, 2, 1)
+    net.scores[-1].bias.data[-2:] = torch.tensor([0.4, 0.7])
+    settings = Objective(multiplier=3.0, rate=2.0, steps=5, stability=0.0, distill=0.7, rationality=20.0)
+    loss, figures = auction_loss(net, values, Multipliers.start(settings, 2), settings, teacher=teacher)
+    outcome, taught = net(values), teacher(values)
+    irv = (outcome.payment - (outcome.allocation * values).sum(-1)).clamp(min=0).mean(0)
+    r, p = figures["regret"], outcome.payment
+    assert float(irv.detach().min()) > 0.01
+    distance = torch.nn.functional.mse_loss(outcome.allocation, taught.allocation)
+    distance = distance + torch.nn.functional.mse_loss(p, taught.payment)
+    want = -p.sum(1).mean() + (3 * r + r**2 + 20 * irv**2).mean() + 0.7 * distance
+    assert float(loss.detach()) == pytest.approx(float(want.detach()), rel=1e-5)
+    loss.backward()
+    assert all(w.grad is None for w in teacher.parameters())
+
+
 def test_multipliers_are_renewed_every_few_batches():
-    settings = Objective(multiplier=5.0, rate=2.0, every=3)
+    settings = Objective(multiplier=5.0, rate=2.0, growth=1.0, every=3, rationality_every=2)
     m = Multipliers.start(settings, 1)
     for _ in range(3):
         m.renew(settings, torch.tensor([0.5]), torch.tensor([0.1]))
     assert m.regret.tolist() == [6.0]
-    assert m.violation.tolist() == [20.5]
+    assert m.violation.tolist() == [21.0]  # the rate has grown from 5 to 10 after two batches
+    assert (m.rate, m.violation_rate) == (3.0, 10.0)
+
+
+def test_no_batch_of_a_training_holds_a_fresh_profile(monkeypatch):
+    batches = []
+
+    def kept(*args, **kwargs):
+        batches.append(draw_values(*args, **kwargs))
+        return batches[-1]
+
+    monkeypatch.setattr("holdfast.apps.auctions.training.draw_values", kept)
+    for seed in (0, 2148):  # the second would reach the seeds of fresh profiles
+        train_auction(load_auction_recipe("auction-1x2", **{**QUICK, "iterations": 3}, seed=seed))
+    assert any(torch.equal(draw_values(16, 1, 2, seed=0), batch) for batch in batches)
+    for seed in (*range(30), 2148 * 1_000_003 - FRESH):
+        assert not any(torch.equal(draw_values(16, 1, 2, seed=FRESH + seed), batch) for batch in batches)
 
 
 def test_stability_term_lies_in_its_range_and_its_descent_settles_relus():
@@ -163,5 +198,9 @@ def test_bad_recipes_are_refused():
         load_auction_recipe("auction-1x")
     with pytest.raises(InputError, match="iterations: expected an integer >= 1"):
         load_auction_recipe("auction-1x2", iterations=0)
+    with pytest.raises(InputError, match="items: expected an integer >= 1, got 0"):
+        load_auction_recipe("auction-1x2", items=0)
+    with pytest.raises(InputError, match="high: expected a number, got inf"):
+        load_auction_recipe("auction-1x2", support={"low": 0.0, "high": float("inf")})
     with pytest.raises(InputError, match="softmax"):
         load_auction_recipe("auction-1x2", head="softmax", payment="direct")

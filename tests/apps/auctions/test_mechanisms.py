@@ -22,7 +22,7 @@ from holdfast.apps.auctions import (
     violation,
 )
 from holdfast.apps.auctions.mechanism import check_bids, check_outcome
-from holdfast.errors import InputError, UnsupportedError
+from holdfast.errors import InputError, SoundnessError, UnsupportedError
 
 
 @pytest.mark.parametrize("net", [AuctionNet(2, 3), RegretNet(2, 3), AuctionNet(1, 2, hidden=(8,))])
@@ -109,6 +109,45 @@ def test_bad_input_is_refused():
         certify_regret(RegretNet(1, 2, hidden=(4,)).eval(), torch.rand(1, 1, 2))
     with pytest.raises(InputError, match="2 items, got 3"):
         grand_bundle(3)
+    with pytest.raises(InputError, match="payment: expected 'share' or 'direct', got 'half'"):
+        AuctionNet(1, 2, payment="half")
+    with pytest.raises(InputError, match="expected an integer >= 1, got 0"):
+        draw_values(0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: vcg(0, 2), "at least one bidder"),
+        (lambda: myerson(2, 0), "at least one bidder and one item, got 2 and 0"),
+        (lambda: SecondPrice(2, 2, -0.5), "reserve must be a number >= 0"),
+        (lambda: Menu(((1.0, 0.0), (1.0,)), (0.1, 0.2)), "one share for each item"),
+        (lambda: Menu(((),), (0.1,)), "one item, got 1 and 0"),
+        (lambda: grand_bundle(2, math.nan), "prices must be numbers"),
+    ],
+)
+def test_classical_mechanisms_that_cannot_be_are_refused(build, said):
+    with pytest.raises(InputError, match=said):
+        build()
+
+
+def test_payments_and_bounds_that_are_no_numbers_are_refused():
+    class Unknown(SecondPrice):
+        """Asks for no number."""
+
+        def __call__(self, bids):
+            return Outcome(torch.zeros_like(bids), torch.full(bids.shape[:2], math.nan))
+
+    class Unbounded(SecondPrice):
+        """Bounds that are no numbers."""
+
+        def utility_above(self, values, bidder, lower, upper):
+            return torch.full((len(values),), math.nan, dtype=torch.float64)
+
+    with pytest.raises(InputError, match=r"payment of nan at \(0, 0\)"):
+        certify_regret(Unknown(2, 2), draw_values(2, 2, 2))
+    with pytest.raises(SoundnessError, match="no numbers"):
+        certify_regret(Unbounded(2, 2), draw_values(2, 2, 2))
 
 
 def test_utility_is_value_minus_payment():

@@ -89,8 +89,17 @@ def test_no_misreport_by_strong_ascent_beats_the_proof_in_single_precision():
 
 def test_more_steps_never_find_less():
     net, values = network(1, 2), draw_values(10, 1, 2).double()
-    few, many = (best_misreports(net, values, steps=s)[1] for s in (5, 25))
+    few, many = (best_misreports(net, values, steps=s, step_size=0.5)[1] for s in (5, 25))
     assert bool((many >= few).all() and (few >= 0).all())
+    bids, _ = best_misreports(net, values, steps=25, step_size=50.0, starts=3)
+    assert bool((bids >= 0).all() and (bids <= 1).all())
+
+
+def test_a_smaller_tolerance_only_lowers_the_upper_end():
+    net, values = network(2, 2), draw_values(3, 2, 2).double()
+    loose, fair, tight = (certify_regret(net, values, tolerance=t) for t in (0.1, 0.01, 0.001))
+    assert bool((tight.proved <= fair.proved).all() and (fair.proved <= loose.proved).all())
+    assert loose.boxes < fair.boxes < tight.boxes
 
 
 def test_ascent_climbs():
@@ -192,6 +201,17 @@ def test_networks_whose_outcome_is_not_what_the_bounds_speak_of_are_refused():
     hooked.register_forward_hook(lambda module, inputs, outcome: Outcome(outcome.allocation, outcome.payment / 2))
     with pytest.raises(UnsupportedError, match="forward hook"):
         certify_regret(hooked, draw_values(1, 1, 2))
+
+    class Free(AuctionNet):
+        """Charges nothing, which the program does not know."""
+
+        def forward(self, bids):
+            return Outcome(super().forward(bids).allocation, torch.zeros(bids.shape[:2]))
+
+    with pytest.raises(UnsupportedError, match=r"forward\(\) of its own"):
+        milp_regret(Free(1, 2, hidden=(4,), payment="direct").eval(), draw_values(1, 1, 2))
+    with pytest.raises(InputError, match="training mode"):
+        milp_regret(AuctionNet(1, 2, hidden=(4,), payment="direct").train(), draw_values(1, 1, 2))
 
 
 def test_values_of_another_precision_are_refused():

@@ -1,7 +1,7 @@
 """Auctions that are learned: a shared trunk, scores of who gets each item, and payments."""
 
 import itertools
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from holdfast.bounding.core.region import Region
 from holdfast.bounding.core.rounding import gamma
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import relaxation as linear
-from holdfast.errors import UnsupportedError
+from holdfast.errors import InputError, UnsupportedError
 
 Payment = Literal["share", "direct"]
 
@@ -49,6 +49,8 @@ class AuctionNet(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(bidders, items)
+        if payment not in get_args(Payment):
+            raise InputError(f"payment: expected 'share' or 'direct', got {payment!r}")
         self.bidders, self.items, self.payment, self.support = bidders, items, payment, support
         sizes = (bidders * items, *hidden)
         layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]

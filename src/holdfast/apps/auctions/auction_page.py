@@ -25,9 +25,15 @@ td, th { padding: 0.2rem 0.8rem 0.2rem 0; text-align: right; } td:first-child, t
 
 
 def auction_page(
-    mechanism: AuctionNet, values: Tensor, regret: Regret, statement: Statement, *, title: str = "Auction"
+    mechanism: AuctionNet,
+    values: Tensor,
+    regret: Regret,
+    statement: Statement,
+    *,
+    title: str = "Auction",
+    fresh: bool = True,
 ) -> str:
-    """The page as HTML, without any other file."""
+    """The page as HTML, without any other file; `fresh` says that the training did not see the values."""
     s = statement
     head = (
         f"On {s.profiles:,} profiles of values, the auction earns {s.revenue:.4f} on average. By lying a bidder gains "
@@ -44,6 +50,8 @@ def auction_page(
         spread += (
             f"; in nine of ten profiles no bidder gains more than {s.quantile_above:.4f}, with the same confidence"
         )
+    if not fresh:
+        spread = "The auction was trained on these values, which therefore say nothing about others"
     if s.violations:
         pays = (
             f"{s.violations:.1%} of the bidders pay more than what they get is worth to them, at most "

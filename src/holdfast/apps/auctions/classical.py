@@ -30,6 +30,8 @@ class SecondPrice:
 
     def __post_init__(self) -> None:
         check_sizes(self.bidders, self.items)
+        if not 0 <= self.reserve < math.inf:
+            raise InputError(f"the reserve must be a number >= 0, got {self.reserve:g}")
 
     def __call__(self, bids: Tensor) -> Outcome:
         """Decide for bids (B, n, k)."""
@@ -80,6 +82,11 @@ class Menu:
             raise InputError(f"a menu is for one bidder, got {self.bidders}")
         if len(self.shares) != len(self.prices) or not self.shares:
             raise InputError(f"a menu needs one price for each option, got {len(self.shares)} and {len(self.prices)}")
+        check_sizes(self.bidders, self.items)
+        if len({len(option) for option in self.shares}) > 1:
+            raise InputError("every option of a menu needs one share for each item")
+        if not all(0 <= price < math.inf for price in self.prices):
+            raise InputError(f"prices must be numbers >= 0, got {', '.join(f'{p:g}' for p in self.prices)}")
 
     @property
     def items(self) -> int:

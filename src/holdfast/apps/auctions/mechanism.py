@@ -50,6 +50,8 @@ class Support:
 
 
 UNIT = Support()
+FRESH = 1 << 31
+"""Batches of a training are drawn with seeds below this one, which is half of what the generator can tell apart."""
 
 
 class Mechanism(Protocol):
@@ -102,7 +104,7 @@ def check_bids(mechanism: Mechanism, bids: Tensor, what: str = "bids") -> None:
 
 
 def check_outcome(mechanism: Mechanism, bids: Tensor) -> Outcome:
-    """The outcome for bids, refused if it is not one: shares outside [0, 1] or an item that is given away twice."""
+    """The outcome for bids, refused if it is none: an item that is given away twice, a payment that is no number."""
     check_bids(mechanism, bids)
     outcome = mechanism(bids)
     a, p = outcome.allocation, outcome.payment
@@ -118,6 +120,9 @@ def check_outcome(mechanism: Mechanism, bids: Tensor) -> Outcome:
             f"the mechanism gives away more than there is: the shares of an item add up to {worst:g} (at most 1), or "
             f"one is negative (the smallest is {float(a.min()):g})"
         )
+    if not bool(p.isfinite().all()):
+        at = tuple((~p.isfinite()).nonzero()[0].tolist())
+        raise InputError(f"the mechanism asks for a payment of {float(p[at]):g} at {at} of (profile, bidder)")
     return outcome
 
 
@@ -145,7 +150,12 @@ def violation(outcome: Outcome, bids: Tensor) -> Tensor:
 
 
 def draw_values(count: int, bidders: int, items: int, *, support: Support = UNIT, seed: int = 0) -> Tensor:
-    """Profiles (count, n, k) of independent values, uniform on the support."""
+    """Profiles (count, n, k) of independent values, uniform on the support.
+
+    A training draws its batches with small seeds; `FRESH` plus a small number gives profiles that none has seen.
+    """
     check_sizes(bidders, items)
+    if count < 1:
+        raise InputError(f"count: expected an integer >= 1, got {count}")
     generator = torch.Generator().manual_seed(seed)
     return support.low + (support.high - support.low) * torch.rand(count, bidders, items, generator=generator)

@@ -25,7 +25,7 @@ class Objective:
         multiplier: lambda of the regret at the start.  rate: rho, its growth and the weight of the squares.
         growth: what rho gains at every renewal.
         rationality: mu of the violations at the start, for payments that may violate.  rationality_rate: its growth.
-        rationality_growth: what that growth gains at every fifth renewal.
+        rationality_growth: what that growth gains every `rationality_every` batches.
         every: batches between two renewals of the multipliers.
         steps: gradient steps of the search for lies.  step_size, starts: see `best_misreports`.
         stability: weight of the term that keeps ReLUs on one side over all lies.
@@ -39,6 +39,7 @@ class Objective:
     rationality: NotNegative = 20.0
     rationality_rate: NotNegative = 5.0
     rationality_growth: NotNegative = 5.0
+    rationality_every: Count = 5
     every: Count = 6
     steps: Count = 25
     step_size: Positive = 0.02
@@ -55,7 +56,6 @@ class Multipliers:
     violation: Tensor
     rate: float
     violation_rate: float
-    renewals: int = 0
     batches: int = 0
 
     @classmethod
@@ -71,13 +71,11 @@ class Multipliers:
     def renew(self, settings: Objective, regret: Tensor, violation: Tensor) -> None:
         """Count a batch with the mean regret and violation of every bidder, (n,); every few, raise the multipliers."""
         self.batches += 1
-        if self.batches % settings.every:
-            return
-        self.regret = self.regret + self.rate * regret
-        self.violation = self.violation + self.violation_rate * violation
-        self.rate += settings.growth
-        self.renewals += 1
-        if self.renewals % 5 == 0:
+        if self.batches % settings.every == 0:
+            self.regret = self.regret + self.rate * regret
+            self.violation = self.violation + self.violation_rate * violation
+            self.rate += settings.growth
+        if self.batches % settings.rationality_every == 0:
             self.violation_rate += settings.rationality_growth
 
 

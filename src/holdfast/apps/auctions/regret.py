@@ -89,7 +89,7 @@ def certify_regret(
         SoundnessError: a lie was found that gains more than was proved.
     """
     if isinstance(mechanism, nn.Module):
-        _check_network(mechanism)
+        check_network(mechanism)
     check_bids(mechanism, values, "values")
     begin, end = time.process_time(), now() + timeout
     honest = utility(check_outcome(mechanism, values), values).flatten()
@@ -110,7 +110,7 @@ def certify_regret(
     )
 
 
-def _check_network(mechanism: nn.Module) -> None:
+def check_network(mechanism: nn.Module) -> None:
     """Refuse a network whose outcome is not what its bounds speak of."""
     if mechanism.training:
         raise InputError("the mechanism is in training mode, in which payments are not clipped; call .eval() first")
@@ -137,6 +137,13 @@ def _check_sound(found: Tensor, proved: Tensor, mechanism: Mechanism) -> None:
         )
 
 
+def _numbers(bound: Tensor, mechanism: Mechanism) -> Tensor:
+    """Refuse bounds that are no numbers: boxes with them would be cut for ever."""
+    if bool(bound.isnan().any()):
+        raise SoundnessError(f"the bounds of {type(mechanism).__name__} are no numbers; are its weights too large?")
+    return bound
+
+
 def _begin(mechanism: Mechanism, values: Tensor, honest: Tensor, chunk: int) -> _Search:
     """One box a problem, the whole support; gradient ascent gives a learned mechanism its best lies so far."""
     tiled, bidder = tile(values)
@@ -148,7 +155,7 @@ def _begin(mechanism: Mechanism, values: Tensor, honest: Tensor, chunk: int) -> 
     low = torch.full_like(bids, mechanism.support.low)
     high = torch.full_like(bids, mechanism.support.high)
     parts = zip(*(t.split(chunk) for t in (tiled, bidder, low, high)), strict=True)
-    bound = torch.cat([mechanism.utility_above(*part) for part in parts])
+    bound = _numbers(torch.cat([mechanism.utility_above(*part) for part in parts]), mechanism)
     problem = torch.arange(len(tiled), device=values.device)
     return _Search(tiled, bidder, best, bids, torch.full_like(best, -math.inf), problem, low, high, bound, len(tiled))
 
@@ -170,7 +177,7 @@ def _advance(mechanism: Mechanism, s: _Search, tolerance: float, chunk: int) -> 
     twice = problem.repeat(2)
     values, bidder = s.values[twice], s.bidder[twice]
     parent = s.bound[taken].repeat(2)
-    bound = torch.minimum(mechanism.utility_above(values, bidder, *halves), parent)
+    bound = torch.minimum(_numbers(mechanism.utility_above(values, bidder, *halves), mechanism), parent)
     s.boxes += len(twice)
     _try(mechanism, s, twice, halves[0] + (halves[1] - halves[0]) / 2)
     s.problem, s.bound = torch.cat([twice, s.problem[rest]]), torch.cat([bound, s.bound[rest]])

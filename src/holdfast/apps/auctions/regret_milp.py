@@ -18,9 +18,9 @@ from scipy import optimize, sparse
 from torch import Tensor, nn
 
 from holdfast.apps.auctions.auction_net import AuctionNet
-from holdfast.apps.auctions.mechanism import check_bids, lying_utility, utility, with_bids
+from holdfast.apps.auctions.mechanism import check_bids, check_outcome, lying_utility, utility, with_bids
 from holdfast.apps.auctions.misreport import tile
-from holdfast.apps.auctions.regret import Regret
+from holdfast.apps.auctions.regret import Regret, check_network
 from holdfast.bounding.core.region import Region
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import relaxation as linear
@@ -29,7 +29,7 @@ from holdfast.errors import UnsupportedError
 from holdfast.utils.options import Positive
 
 SLACK = 1e-5
-"""Added to the solver's bound, for its tolerances."""
+"""Added to the solver's bound for its tolerances, in parts of the largest value if that is above 1."""
 
 
 @torch.no_grad()
@@ -45,7 +45,9 @@ def milp_regret(mechanism: AuctionNet, values: Tensor, *, timeout: Positive = 60
         raise UnsupportedError(
             "payments that are a share of the bids make the program bilinear; use certify_regret, which bounds them"
         )
+    check_network(mechanism)
     check_bids(mechanism, values, "values")
+    check_outcome(mechanism, values)
     begin = time.process_time()
     network = AuctionNet(
         mechanism.bidders, mechanism.items, hidden=_hidden(mechanism), payment="direct", support=mechanism.support
@@ -62,7 +64,8 @@ def milp_regret(mechanism: AuctionNet, values: Tensor, *, timeout: Positive = 60
     lies = torch.stack(bids)
     gained = torch.maximum(lying_utility(network, tiled, bidder, lies), honest)
     shape = values.shape[:2]
-    upper = torch.maximum(torch.tensor(found, dtype=torch.float64) + SLACK, gained)
+    slack = SLACK * max(1.0, mechanism.support.high)
+    upper = torch.maximum(torch.tensor(found, dtype=torch.float64) + slack, gained)
     return Regret(
         (gained - honest).view(shape),
         (upper - honest).view(shape),

@@ -28,7 +28,8 @@ class Statement:
         ratio: empirical over proved.
         mean_above: with `confidence`, an upper bound of the expected regret over the distribution (Hoeffding).
         bernstein_above: the same by the empirical Bernstein bound, which gains from a small variance.
-        quantile_above: with `confidence`, nine of ten bidders have at most this regret; None for too few profiles.
+        quantile_above: with `confidence`, no bidder has more than this regret in nine of ten profiles; None for too
+            few profiles.
         violations: share of bidders that pay more than what they get is worth to them.
         violation_mean: mean of what they pay too much.  violation_largest: the most.
         confidence: of each of the three statements by itself.

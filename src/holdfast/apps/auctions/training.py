@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.apps.auctions.auction_net import AuctionNet
 from holdfast.apps.auctions.auction_recipe import AuctionRecipe, load_auction_recipe
-from holdfast.apps.auctions.mechanism import draw_values
+from holdfast.apps.auctions.mechanism import FRESH, draw_values
 from holdfast.apps.auctions.objective import Multipliers, auction_loss
 from holdfast.errors import InputError, Interrupted, StorageError
 from holdfast.models import load_model, read_metadata, save_model
@@ -153,7 +153,7 @@ def _interrupted(folder: Path | None) -> Interrupted:
 
 def _step(recipe: AuctionRecipe, run: _Run, teacher: AuctionNet | None, values: Tensor | None) -> None:
     """One batch; what is drawn depends only on the seed and the number of the batch."""
-    seed = recipe.seed * 1_000_003 + run.iteration
+    seed = (recipe.seed * 1_000_003 + run.iteration) % FRESH
     if values is None:
         batch = draw_values(recipe.batch_size, recipe.bidders, recipe.items, support=recipe.support, seed=seed)
     else:
@@ -218,6 +218,11 @@ def _open(folder: Path, recipe: AuctionRecipe, run: _Run, *, resume: bool) -> No
     run.optimizer.load_state_dict(state["optimizer"])
     run.multipliers = Multipliers(**state["multipliers"])
     run.iteration, run.history = state["iteration"], state["history"]
+
+
+def was_trained_on(folder: Path, values: Tensor) -> bool:
+    """Whether the run in a folder drew its batches from just these values of the user's own."""
+    return (folder / STATE).exists() and read_tensors(folder / STATE)["data"] == hash_tensors({"values": values})
 
 
 def save_auction(model: AuctionNet, path: str | Path, recipe: AuctionRecipe) -> Path:
