@@ -303,6 +303,17 @@ def test_wedge_is_flat_in_width_and_can_be_poisoned(capsys, tmp_path):
     assert (tmp_path / "w.svg").read_text().startswith("<svg")
 
 
+def test_pyramid_draws_the_levels_and_measures_shifted_accuracy(capsys, tmp_path):
+    load("pyramid").main(epochs=1, validation=0.95, n=20, out=tmp_path)
+    first, second, _ = capsys.readouterr().out.splitlines()
+    for name, line in (("mnist-mini-standard", first), ("mnist-mini-upat", second)):
+        clean, error = (float(share) for share in re.findall(r"([\d.]+)%", line))
+        assert line.startswith(name)
+        assert 0 <= clean <= 100
+        assert 0 < error <= 100
+    assert (tmp_path / "levels.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_random_network_is_attacked_by_its_draws(capsys, monkeypatch):
     data = holdfast.load_data("mnist-mini")
     few = holdfast.Dataset(data.name, data.train[:200], data.test, data.classes)
