@@ -7,7 +7,7 @@ import torch
 import holdfast as hf
 from holdfast.analyze.shift import mean_corruption_error, shifted_accuracy
 from holdfast.training.objectives.core.pyramid import spread
-from holdfast.utils.png import png
+from holdfast.utils.png import encode_png
 
 
 def main(*, epochs: int = 6, validation: float = 0.05, n: int = 200, out: Path = Path("runs/pyramid")) -> None:
@@ -22,7 +22,7 @@ def main(*, epochs: int = 6, validation: float = 0.05, n: int = 200, out: Path =
     state = torch.load(out / "mnist-mini-upat" / "checkpoints" / "last.pt", weights_only=True)["objective"]
     levels = [spread(state[f"pyramid_{tile}"], tile)[0] for tile in (4, 2, 1)]
     side_by_side = torch.cat([(0.5 + level / (2 * level.abs().max())) for level in levels], 2)
-    (out / "levels.png").write_bytes(png(side_by_side))
+    (out / "levels.png").write_bytes(encode_png(side_by_side.numpy()))
     print(f"levels of the perturbation, coarse to fine: {out / 'levels.png'}")
 
 
