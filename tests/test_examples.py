@@ -116,6 +116,13 @@ def test_subnetwork_says_how_small_the_file_is_and_what_is_proved(capsys):
     assert shown.count("of the inputs unused") == 3
 
 
+def test_pyramid_draws_the_levels(capsys, tmp_path):
+    load("pyramid").main(epochs=1, validation=0.95, n=10, out=tmp_path)
+    shown = capsys.readouterr().out
+    assert shown.count("mean corruption error") == 2
+    assert (tmp_path / "levels.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_nonuniform_2d_draws_the_boxes(capsys, tmp_path):
     load("nonuniform_2d").main(steps=100, points=3, out=tmp_path / "plane.svg")
     assert "times as large" in capsys.readouterr().out

@@ -25,7 +25,8 @@ class AttentionMaps:
         """
         last = self.weights[:, -1].mean(1)
         row = last[:, 0, 1:] if self.token else last.mean(1)
-        return row.unflatten(1, self.grid)
+        image: Tensor = row.unflatten(1, self.grid)
+        return image
 
     def entropy(self) -> Tensor:
         """Mean entropy of the rows in nats, (B, depth): 0 looks at one token, log N at all alike."""

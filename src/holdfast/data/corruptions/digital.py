@@ -45,7 +45,8 @@ def elastic_transform(x: Tensor, level: int, noise: Noise) -> Tensor:
 def pixelate(x: Tensor, level: int, noise: Noise) -> Tensor:
     """Means over coarse pixels, each shown as a box."""
     share = (0.6, 0.5, 0.4, 0.3, 0.25)[level]
-    coarse = adaptive_avg_pool2d(x, [max(1, int(n * share)) for n in x.shape[2:]])
+    rows, columns = (max(1, int(n * share)) for n in x.shape[2:])
+    coarse = adaptive_avg_pool2d(x, (rows, columns))
     return interpolate(coarse, x.shape[2:], mode="nearest-exact")
 
 
