@@ -5,8 +5,8 @@ Parts, each kept in the results by itself:
 - closed: revenue of the classical mechanisms by a million profiles, and their certified regret.
 - trained: networks trained here by the shipped recipes, with the stability term (weight 1/400) and without, three seeds
   each; 1,000 profiles certified for the first seed, 300 for the others (--profiles for another number); revenue on
-  200,000 profiles; lies by 1,000 steps of gradient ascent from the truth on up to 300. All profiles are fresh: the
-  recipes were chosen with others.
+  200,000 profiles; lies by 1,000 steps of gradient ascent from the truth on up to 300. These profiles are
+  fresh: the recipes were chosen with others.
 - larger: 2x3, 3x2 and 3x3, 50 profiles each, to 1e-2 or until the time is up.
 - student: direct payments, taught by a softmax network; 300 profiles certified, 10 by mixed-integer programs too.
 - ascent: 1,000 steps from 50 starts against every upper end of the first seed's networks.
