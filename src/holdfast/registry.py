@@ -148,7 +148,7 @@ class Objective(Part):
     certificate: str = ""  # the certificate that it trains for, which proves the inputs of the validation
     bound: str = ""  # the bound that it trains with, where its certificate is a tighter one
     bounded: bool = False  # whether its loss is taken of bounds; some regularisers need a loss that is taken of outputs
-    pairs: Callable[..., bool] | None = None  # `(**options)`: does its loss compare the outputs at x and at x'?
+    pairs: Callable[..., bool] | None = None  # `(**options)`: is its loss taken of the outputs at x and at x'?
     random: bool = False  # trains a network that draws weights or activations anew in every pass
     ramps: bool = False  # follows the rise of the budget by itself, because its threats have no radius to scale
     view: Callable[..., Any] | None = None  # `(x, noise, **options)`: what a smoothed classifier sees; "noisy" accuracy

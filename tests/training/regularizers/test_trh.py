@@ -13,7 +13,9 @@ from holdfast.registry import methods
 from holdfast.training import load_recipe, train
 from holdfast.training.context import Parts
 from holdfast.training.objectives.at import at
+from holdfast.training.objectives.pat import pat
 from holdfast.training.objectives.standard import standard
+from holdfast.training.objectives.upat import upat
 from holdfast.training.outputs import Output
 from holdfast.training.regularizers.trh import ramp, trh
 from holdfast.training.targets import adaptive, self_adaptive, smooth
@@ -36,6 +38,10 @@ VARIANTS = {
     "alp": tuple({"pair": pair, "stop_gradient": stop} for pair in ("softmax", "logits") for stop in (False, True)),
     "mart": tuple({"fit_at": at, "stop_gradient": stop} for at in ("adv", "clean") for stop in (False, True)),
 }
+
+
+# Objectives of images, tested apart.
+PYRAMIDS = {"upat": ({}, {"clean_weight": 0.0}), "pat": ({}, {"weight": 0.5})}
 
 
 LOSSES = [(name, options) for name, variants in VARIANTS.items() for options in variants]
@@ -113,6 +119,24 @@ def test_hutchinson_estimates_the_trace_of_every_objective_as_trained(batch, nam
     assert added == pytest.approx(trace, rel=0.15, abs=0.02)
 
 
+@pytest.mark.parametrize(("name", "options"), [(name, o) for name, variants in PYRAMIDS.items() for o in variants])
+def test_penalty_of_pyramid_training_is_the_trace_at_both_inputs(batch, name, options):
+    x, y = batch[0].reshape(6, 1, 2, 2), batch[2]
+    model = nn.Sequential(nn.Flatten(), *make_model())
+    options = {"levels": (1,), "multipliers": (1.0,), "radius": 0.2} | options
+    pattern = 0.2 * torch.tensor([[[[1.0, -1.0], [0.5, 1.0]]]], dtype=x.dtype)
+
+    def step(**parts):
+        context = make_context(x, parts=Parts(top="3", **parts), state={"pyramid_1": pattern})
+        return {"upat": upat, "pat": pat}[name](model, x, y, context, **options)[0]
+
+    top = [model[3].weight, model[3].bias]
+    moved = lambda *w: {**dict(model.named_parameters()), "3.weight": w[0], "3.bias": w[1]}  # noqa: E731
+    trace = hessian_trace(lambda *w: step(perturb_weights=lambda *_: moved(*w)), top).item()
+    added = (step(regularizers={"trh": partial(trh, weight=1.0)}) - step()).item()
+    assert added == pytest.approx(trace, rel=1e-9)
+
+
 THREATS = {"linf": "linf:0.1", "l2": "l2:0.1", "patch": "patch:2x2", "sparse": "sparse:2"}
 
 
@@ -125,11 +149,12 @@ def test_every_objective_either_has_a_tested_trace_or_is_refused_beside_trh(meth
     recipe = {"epochs": 1, "optimizer": {"lr": 0.1}, "objective": {"name": method.name}, **threat}
     load_recipe(recipe)  # nothing but the regulariser is wrong with it
     beside = {**recipe, "regularizers": {"trh": {}}}
-    if method.name not in VARIANTS:
+    tested = VARIANTS | PYRAMIDS
+    if method.name not in tested:
         with pytest.raises(InputError, match="regularizers"):
             load_recipe(beside)
         return
-    for options in VARIANTS[method.name]:
+    for options in tested[method.name]:
         load_recipe({**beside, "objective": {"name": method.name, **options}})
 
 

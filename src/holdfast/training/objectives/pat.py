@@ -27,6 +27,7 @@ from holdfast.utils.options import Count, Epochs, NotNegative, Positive, Unit
     summary="clean and shifted accuracy: loss at x and at x plus a pyramid perturbation of each image",
     reference="Herrmann et al., Pyramid adversarial training improves ViT performance, 2022",
     takes=("targets", "regularizers", "perturb_weights"),
+    pairs=lambda clean_weight, weight, **_: clean_weight > 0 and weight > 0,
 )
 def pat(
     model: nn.Module,

@@ -28,6 +28,7 @@ Patterns = Count | Literal["per-slot"]
     summary="clean and shifted accuracy: loss at x and at x plus a universal pyramid perturbation, at twice the cost",
     reference="Chiang et al., Universal pyramid adversarial training for improved ViT performance, 2023",
     takes=("targets", "regularizers", "perturb_weights"),
+    pairs=lambda clean_weight, weight, **_: clean_weight > 0 and weight > 0,
 )
 def upat(
     model: nn.Module,
