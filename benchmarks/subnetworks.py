@@ -261,10 +261,10 @@ def to_markdown(record: dict[str, Any]) -> str:
     """The tables to read."""
     text = ["# Sub-networks", "", describe_markdown(record["run"]), ""]
     text += [
-        "MLP 784-256-256-10 (lenet: the padded LeNet of width 4) on 4,000 images of mnist-mini, adversarial training",
-        "at linf 0.1 (table-0.2: linf 0.2), 8 epochs, PGD with 3 steps: a CPU-sized set-up that is compared with itself",
-        "only. Mean over the seeds with the smallest and the largest, per cent of 500 test inputs, PGD with 20 steps; in",
-        "the table of methods 200 inputs and AutoAttack.",
+        "MLP 784-256-256-10 (lenet: the padded LeNet of width 4) on 4,000 images of mnist-mini, adversarial",
+        "training at linf 0.1 (table-0.2: linf 0.2), 8 epochs, PGD with 3 steps: a CPU-sized set-up that is compared",
+        "with itself only. Mean over the seeds with the smallest and the largest, per cent of 500 test inputs, PGD",
+        "with 20 steps; in the table of methods 200 inputs and AutoAttack.",
         "Fewer than three seeds is no finding.",
     ]
     for part in (*PARTS, *TABLES):
