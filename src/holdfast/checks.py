@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import InputError, UnsupportedError
+from holdfast.errors import InputError, UnsupportedError, either
 from holdfast.threats import Threat
 from holdfast.utils.allocator import reuse_blocks
 
@@ -56,10 +56,13 @@ def check_inputs(x: Tensor, low: float = 0.0, high: float = 1.0) -> None:
     outside = ((flat < low) | (flat > high)).any(1)
     if bool(outside.any()):
         i = int(outside.nonzero()[0])
+        advice = either(
+            "put normalisation into the model (holdfast.models.Normalize), or set the threat's range: low= and high=",
+            "say with --mean and --std how the model normalises them, or set the range in the threat: linf:8/255@-1:1",
+        )
         raise InputError(
             f"input {i} has values from {flat[i].min():.4g} to {flat[i].max():.4g}, outside the valid range "
-            f"[{low:g}, {high:g}]. Give inputs in their natural range and put normalisation into the model "
-            "(holdfast.models.Normalize), or set the range: the threat's low= and high=."
+            f"[{low:g}, {high:g}]. Give inputs in their natural range and {advice}."
         )
 
 
@@ -117,9 +120,8 @@ def check_logits(model: nn.Module, x: Tensor, chunk: int | None = None) -> Tenso
         advice = "Check the rank, the channels and the size that the model expects."
         if "not implemented for" in str(error):
             advice = f"There is no kernel for {x.dtype} on {x.device.type}: take model.float() with x.float()."
-        raise InputError(
-            f"the model failed on a batch of shape {tuple(x.shape)}: {str(error).splitlines()[0]} {advice}"
-        ) from error
+        reason = str(error).splitlines()[0].rstrip(". ")
+        raise InputError(f"the model failed on a batch of shape {tuple(x.shape)}: {reason}. {advice}") from error
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[0] != x.shape[0]:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(f"the model must return logits of shape ({x.shape[0]}, K), got {shape}")

@@ -81,6 +81,7 @@ def test_what_there_was_no_time_for_is_said(found):
     for bracket in short.brackets:
         assert any("no time for" in text for text in bracket.skipped)
         assert bracket.inputs == 24
+        assert len(set(bracket.skipped)) == len(bracket.skipped), "once, however many steps a method has"
     assert len(whole.brackets[0].skipped) < len(short.brackets[0].skipped)
 
 

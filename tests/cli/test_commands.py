@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -371,6 +372,11 @@ def test_what_is_wrong_with_a_class_of_the_users_own_is_one_line(holdfast, own):
         (["--architecture", "mynet.py:MyNett"], "has no class or function 'MyNett'. Did you mean 'MyNet'"),
         (["--architecture", "mynet.py:MyNet"], "'layers.1.weight' has shape (5, 20), the model needs (3, 20)"),
         (["--architecture", "mynet.py:MyNet", "--mean", "a"], "cannot read --mean 'a'"),
+        (["--architecture", "mynet.py:MyNet", "--mean", "0.5"], "give --mean and --std together"),
+        (
+            ["--architecture", "mynet.py:MyNet", "--mean", "0.5,0.4", "--std", "1"],
+            "--mean has 2 values; number of channels of the inputs: 1",
+        ),
         (["--arch-args", "width=5"], "--arch-args are arguments of an --architecture"),
         (["--architecture", "mynet.py:MyNet", "--key", "modle"], "has no entry 'modle'. Did you mean 'model'"),
     ):
@@ -378,3 +384,18 @@ def test_what_is_wrong_with_a_class_of_the_users_own_is_one_line(holdfast, own):
         assert code == 2
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_values_out_of_range_are_answered_with_options_of_the_command_line(holdfast, own, tmp_path):
+    np.savez(tmp_path / "bytes.npz", x=np.full((4, 1, 4, 5), 200.0), y=np.arange(4) % 2)
+    code, _, error = holdfast("certify", *own[:-1], "bytes.npz")
+    assert code == 2
+    assert "say with --mean and --std how the model normalises them" in error
+    assert "low=" not in error
+
+
+def test_a_key_into_a_file_of_bare_weights_is_to_be_left_out(holdfast, own, tmp_path):
+    torch.save({"layers.1.weight": torch.zeros(2, 2)}, tmp_path / "weights.pt")
+    code, _, error = holdfast("certify", *own, "--key", "model")
+    assert code == 2
+    assert "it holds the weights themselves; leave out --key" in error

@@ -124,7 +124,7 @@ def test_npz_boxes_and_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_test": None}, "no array 'y_test'; expected x_train, .* found x_train, y_train, x_test"),
+        ({"y_test": None}, "no array 'y_test'; expected x_train, .*, or x and y, found x_train, y_train, x_test"),
         ({"x_train": np.full((4, 3, 6, 5), np.nan)}, "train split: input 0 holds NaN"),
         ({"y_test": np.array([1])}, "test split: y must have shape"),
         ({"x_train": np.zeros((4, 2, 3, 6, 5))}, "x_train must have shape"),
@@ -136,6 +136,12 @@ def test_bad_npz_is_refused(tmp_path: Path, changes: dict[str, np.ndarray | None
     with pytest.raises(InputError, match=message) as caught:
         load_data(npz(tmp_path / "bad.npz", **changes))
     assert "bad.npz" in str(caught.value)
+
+
+def test_npz_without_splits_is_told_which_of_x_and_y_it_lacks(tmp_path: Path) -> None:
+    np.savez(tmp_path / "bare.npz", x=np.zeros((4, 1, 6, 5)))
+    with pytest.raises(InputError, match=r"bare\.npz' has no array 'y'; expected .*, or x and y, found x$"):
+        load_data(tmp_path / "bare.npz")
 
 
 def test_npz_with_pickled_objects_is_refused(tmp_path: Path) -> None:

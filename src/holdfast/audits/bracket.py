@@ -16,6 +16,8 @@ DOUBTS = {"reliable": "", "suspicious": "the attack may be unreliable", "unrelia
 """What a headline says of each verdict."""
 UNPROVABLE = "every certificate: "
 """Begins the sentence in `Bracket.skipped` that says why nothing can be proved about the model at all."""
+NO_TIME_TO_PROBE = "probes of the attack: no time to tell whether it can be trusted"
+"""Sentence in `Bracket.skipped` where the time was over before the attack could be judged."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,15 @@ class Bracket:
     def verdict(self) -> Verdict | None:
         """Whether the attack can be trusted, and why; None where it was not probed."""
         return verdict(self.trust) if self.trust else None
+
+    @property
+    def unjudged(self) -> str:
+        """Why it is not known whether the attack can be trusted; empty where it is."""
+        if self.trust:
+            return ""
+        if NO_TIME_TO_PROBE in self.skipped:
+            return "there was no time for the probes"
+        return "there are no probes for this threat or model, or there was nothing to attack"
 
     @property
     def nothing_proved(self) -> bool:

@@ -12,6 +12,7 @@ from holdfast.attacks.core.chance import mean_prediction
 from holdfast.attacks.core.indicators import THREATS, Indicator, probe
 from holdfast.attacks.core.nature import Nature
 from holdfast.attacks.core.stages import untouched
+from holdfast.audits.bracket import NO_TIME_TO_PROBE
 from holdfast.audits.inputs import to_numpy
 from holdfast.audits.job import Job
 from holdfast.audits.rows import Example, Key, Outcome
@@ -60,7 +61,7 @@ def trust(job: Job, side: Side, seconds: float = math.inf) -> tuple[Indicator, .
             ) from error
     found = _probe(job, side, index) if len(index) and not clock.over() else ()
     if not found:
-        side.skipped.append("probes of the attack: no time to tell whether it can be trusted")
+        side.skipped.append(NO_TIME_TO_PROBE)
     return found or _signs(job.nature)
 
 

@@ -147,6 +147,11 @@ class Audit:
         )
 
     @property
+    def unjudged(self) -> str:
+        """Why it is not known whether any of the attacks can be trusted; empty where it is."""
+        return "" if self.verdict else self.brackets[0].unjudged
+
+    @property
     def reliable(self) -> bool:
         """False if the attack on any threat is judged unreliable; the upper end of the bracket may then be too high."""
         return self.verdict is None or self.verdict.level != "unreliable"

@@ -44,8 +44,9 @@ def carry_out(job: Job, plan: Plan, named: set[str], began: float) -> tuple[Brac
         with clock.until(began + WORK * limit):
             late = _pass(job, plan, named)
         for step, side, count in late:
-            text = f"no time for {count} of {len(side.right)} inputs that are classified right"
-            side.skipped.append(f"{step.name}: {text}")
+            text = f"{step.name}: no time for {count} of {len(side.right)} inputs that are classified right"
+            if text not in side.skipped:  # a plan has several steps of one method, each with more time
+                side.skipped.append(text)
         with clock.until(began + PROBES * limit):
             share = clock.left() / len(job.sides)  # at least a tenth of the limit, more if the steps ended early
             trust = [evidence.trust(job, side, share) for side in job.sides]

@@ -82,13 +82,15 @@ def counted(count: int, noun: str) -> str:
 def rounded_down(value: float) -> float:
     """Two digits, never above the value, which may be a radius that was proved.
 
-    >>> rounded_down(0.0019876), rounded_down(0.1)
-    (0.0019, 0.1)
+    Audited budgets have twelve digits: one of 3.2/255 is a trace below it, and still reads 3.2/255.
+
+    >>> rounded_down(0.0019876), rounded_down(0.1), rounded_down(0.0125490196078 * 255)
+    (0.0019, 0.1, 3.2)
     """
     if value <= 0:
         return 0.0
     scale = 10.0 ** (1 - math.floor(math.log10(value)))
-    return math.floor(value * scale * (1 + 1e-12)) / scale
+    return math.floor(value * scale * (1 + 1e-10)) / scale
 
 
 def denominator(threat: str) -> str:

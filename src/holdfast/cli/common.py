@@ -111,8 +111,19 @@ def open_both(model: Path, data: str, opening: Opening, root: Path | None) -> tu
     if architecture is None and options:
         raise InputError("--arch-args are arguments of an --architecture; give that as well")
     mean, std = parse_numbers("--mean", opening.mean), parse_numbers("--std", opening.std)
+    _check_normalisation(mean, std, dataset)
     how: dict[str, Any] = {"architecture": architecture, "options": options, "key": opening.key}
     return load_model(model, mean=mean, std=std, **how), dataset
+
+
+def _check_normalisation(mean: list[float] | None, std: list[float] | None, dataset: Dataset) -> None:
+    """Refuse half of a normalisation, which would give wrong numbers, and one for another number of channels."""
+    if (mean is None) != (std is None):
+        raise InputError("give --mean and --std together; --mean 0 or --std 1 changes nothing")
+    channels = dataset.test.x.shape[1]
+    for option, values in (("--mean", mean), ("--std", std)):
+        if values is not None and len(values) not in (1, channels):
+            raise InputError(f"{option} has {len(values)} values; number of channels of the inputs: {channels}")
 
 
 def check_table(out: Path | None) -> None:

@@ -36,10 +36,11 @@ def read_npz(path: Traversable, *, name: str, classes: Sequence[str] | None = No
             if {"x", "y"} <= set(archive.files) and "x_test" not in archive:
                 whole = {key: archive[key] for key in ("x", "y", *_OPTIONAL) if key in archive}
                 return _whole(whole, path, name, classes)
-            missing = [key for key in _REQUIRED if key not in archive]
+            has_splits = not {"x", "y"} & set(archive.files) or bool(set(_REQUIRED) & set(archive.files))
+            missing = [key for key in (_REQUIRED if has_splits else ("x", "y")) if key not in archive]
             if missing:
                 raise InputError(
-                    f"'{path}' has no array '{missing[0]}'; expected {', '.join(_REQUIRED)}, "
+                    f"'{path}' has no array '{missing[0]}'; expected {', '.join(_REQUIRED)}, or x and y, "
                     f"found {', '.join(archive.files) or 'none'}"
                 )
             arrays = {key: archive[key] for key in (*_REQUIRED, *_OPTIONAL) if key in archive}

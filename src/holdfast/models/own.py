@@ -98,6 +98,10 @@ def find_state(content: object, source: str, key: str | None = None) -> dict[str
     if key is not None:
         for part in key.split("."):
             if not isinstance(content, Mapping) or part not in content:
+                if _is_state(content):
+                    raise InputError(
+                        f"{source} has no entry '{key}': it holds the weights themselves; leave out {argument('key')}"
+                    )
                 known = [str(name) for name in content] if isinstance(content, Mapping) else []
                 raise InputError(f"{source} has no entry '{key}'. " + did_you_mean(part, known))
             content = content[part]

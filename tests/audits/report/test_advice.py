@@ -154,6 +154,8 @@ def test_more_time_is_for_what_time_can_change():
     assert (
         commands(both)[0] == "holdfast audit MODEL --data mnist-mini --threat linf:0.1 --threat l2:1 --budget thorough"
     )
+    some = replace(late, total=2 * late.inputs)
+    assert commands(some)[0].endswith(f"--threat linf:0.1 --n {late.inputs} --budget thorough"), "of the same inputs"
     assert "10 at linf:0.1, 5 at l2:1" in next_steps(both)[0].text
 
 

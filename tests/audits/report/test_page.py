@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 from audit_makers import TRUST, make, make_bracket
-from holdfast.audits.bracket import Record
+from holdfast.audits.bracket import NO_TIME_TO_PROBE, Record
 from holdfast.audits.report.gallery import PICTURE_BYTES, gallery, island
 from holdfast.audits.report.page import render
 from holdfast.audits.result import Audit
@@ -87,7 +87,7 @@ def test_page_says_the_verdict_and_the_numbers():
         "26.2 to 87.8",  # 6 of 10
         "with 95 % confidence",
         "lies between 6.7 % and 87.8 %",
-        "The attack was not judged: there are",
+        "The attack was not judged: there are no probes",
         "not broken by pgd: no more",
         "proved by ibp: no fewer",
         "3 of 9 inputs that are classified right were broken",
@@ -105,6 +105,13 @@ def test_page_says_the_verdict_and_the_numbers():
         words.index(text) for text in ("keep their label", "The attack was", "Accuracy against", "Input by", "sha256")
     ]
     assert order == sorted(order)
+
+
+def test_an_attack_that_there_was_no_time_to_judge_is_not_said_to_have_no_probes():
+    words = Page(make(skipped=(NO_TIME_TO_PROBE,)).to_html()).words
+    assert "The attack was not judged: there was no time for the probes." in words
+    assert "It was not probed: there was no time for the probes." in words
+    assert "there are no probes" not in words
 
 
 def test_tables_by_class_and_by_each_column():

@@ -81,14 +81,19 @@ def _unfinished(audit: Audit) -> list[Step]:
     late = [b.threat for b in audit.brackets if plan not in PLANS and any("no time for" in text for text in b.skipped)]
     if late:
         text = f"The time was not enough for all that could be tried at {', '.join(late)}: give more."
-        return [Step(text, command("audit", audit, late, "--budget", "thorough"))]
+        return [Step(text, command("audit", audit, late, *_drawn(audit), "--budget", "thorough"))]
     undecided = {b.threat: b.levels[-1].attacked - b.levels[-1].certified for b in audit.brackets if b.proved}
     undecided = {threat: count for threat, count in undecided.items() if count}
     if not undecided or plan == "thorough":
         return []
     counts = ", ".join(f"{count} at {threat}" for threat, count in undecided.items())
     text = f"Some inputs are undecided ({counts}): stronger attacks and tighter proofs narrow the bracket."
-    return [Step(text, command("audit", audit, list(undecided), "--budget", "thorough"))]
+    return [Step(text, command("audit", audit, list(undecided), *_drawn(audit), "--budget", "thorough"))]
+
+
+def _drawn(audit: Audit) -> tuple[str, ...]:
+    """Option that draws the same inputs again; none where all of the data was audited."""
+    return ("--n", str(audit.inputs)) if audit.inputs < audit.total else ()
 
 
 def _training(audit: Audit, bracket: Bracket) -> list[Step]:
