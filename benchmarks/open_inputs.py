@@ -16,6 +16,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,7 @@ def by_alpha_beta_crown(task: Task, options: argparse.Namespace) -> Row:
         text = _run(["--worker", "alpha-beta-CROWN", folder, str(options.checkout)])
     result = re.search(r"^Result: (\S+) in ([\d.]+) seconds", text, re.MULTILINE)
     if result is None:
-        return {"status": "error", "cpu": float(LIMIT), "text": text[-300:]}
+        raise RuntimeError(f"alpha,beta-CROWN gave no result: {text[-500:]}")
     status = {"safe": "holds", "unsafe": "violated"}.get(result[1].split("-")[0], "unknown")
     return {"status": status, "cpu": float(result[2])}
 
@@ -100,6 +101,8 @@ def _run(arguments: list[str], limit: int | None = None) -> str:
     command = [sys.executable, __file__, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=limited, check=False)
+    if done.returncode not in (0, -signal.SIGXCPU, -signal.SIGKILL):  # a tool that fails has not tried
+        raise RuntimeError(f"{arguments[1]} failed: {done.stderr[-500:]}")
     return done.stdout + done.stderr
 
 
