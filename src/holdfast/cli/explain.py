@@ -1,5 +1,6 @@
 """`holdfast explain`: pictures of explanations, and how well they overlap the object."""
 
+import copy
 import csv
 import io
 from pathlib import Path
@@ -27,9 +28,11 @@ from holdfast.data import Split
 from holdfast.data.draw import draw as drawn
 from holdfast.data.draw import part_of, sample
 from holdfast.errors import InputError, StorageError
+from holdfast.explanations.core.counterfactuals import counterfactuals
 from holdfast.explanations.core.pictures import Panel, draw, grey, models_figure, save_figure
 from holdfast.explanations.evaluate.annotations import read_boxes
-from holdfast.explanations.evaluate.locality import METHODS, SCORES, locality
+from holdfast.explanations.evaluate.locality import METHODS, SCORES, Locality, locality, promises
+from holdfast.explanations.evaluate.randomise import randomise_all
 
 PICTURES = "pictures"
 
@@ -93,16 +96,24 @@ def pictures(
     notes = []
     for chosen_method in method or list(METHODS):
         result = hf.explain(network, x, y, chosen_method, **how)
+        near = counterfactuals(network, x, result, dataset.classes)
         for k, i in enumerate(chosen):
             panel = Panel(chosen_method, draw(x[k], result.attribution[k], style))  # type: ignore[arg-type]
             save_figure([[panel]], out / f"{i:06d}-{chosen_method}.png")
             rows[k].append(panel)
+            image = None if near is None else near[k].image
+            if near is not None and image is not None:
+                other = Panel(near[k].title, grey(image))
+                save_figure([[other]], out / f"{i:06d}-{chosen_method}-counterfactual.png")
+                rows[k].append(other)
             notes.append(
                 {
                     "input": i,
                     "method": chosen_method,
                     "ok": bool(result.ok[k]),
                     "completeness_error": float(result.error[k]),
+                    "distance": None if near is None else near[k].distance,
+                    "rival": None if near is None else near[k].rival,
                     "gradients": int(result.gradients[k]),
                     "by": result.by[k],
                 }
@@ -125,6 +136,15 @@ def locality_command(
     model: ModelArgument,
     data: DataOption = "digit-scenes",
     boxes: Annotated[Path | None, typer.Option(help="CSV or COCO file; the boxes of the data if not given.")] = None,
+    resize: Annotated[
+        int | None, typer.Option(min=1, help="The images were resized to this shorter side after the boxes were drawn.")
+    ] = None,
+    crop: Annotated[
+        int | None, typer.Option(min=1, help="And this square was cropped from their middle; both need --boxes.")
+    ] = None,
+    floor: Annotated[
+        bool, typer.Option("--floor/--no-floor", help="Also score the model with random weights: what chance gives.")
+    ] = True,
     method: MethodOption = None,
     n: InputsOption = 200,
     out: Annotated[Path | None, typer.Option(help="Scores of each input, a .csv file.")] = None,
@@ -138,19 +158,23 @@ def locality_command(
     network, dataset = open_both(model, data, opening, root)
     taken = sample(dataset, n, seed=seed)
     part, positions = part_of(dataset)[taken.index], taken.index.tolist()
-    where = _boxes(part, boxes, taken.index)
-    table = Table("method", "score", "mean", "95 %", "inputs", box=None, header_style="bold", pad_edge=False)
-    rows: list[dict[str, Any]] = []
+    where = _boxes(part, boxes, taken.index, resize, crop)
+    chance = randomise_all(copy.deepcopy(network), seed) if floor else None
+    columns = ("method", "score", "mean", "95 %", *(("random weights",) if floor else ()), "inputs")
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    rows, kept = list[dict[str, Any]](), list[str]()
     for name in method or list(METHODS):
-        found = locality(network, part.x, part.y, where, name, seed=seed, **METHODS.get(name, {}))
+        how: dict[str, Any] = {"seed": seed, **METHODS.get(name, {})}
+        found = locality(network, part.x, part.y, where, name, **how)
+        without = None if chance is None else locality(chance, part.x, part.y, where, name, **how).means
         for score, mean in found.means.items():
             low, high = mean.interval
-            table.add_row(name, score, f"{mean.mean:.3f}", f"{low:.3f} to {high:.3f}", str(mean.count))
-        for i, reason in enumerate(found.problem):
-            scores = {score: float(getattr(found.scores, score)[i]) for score in SCORES}
-            ok = bool(found.explanation.ok[i])
-            rows.append({"input": positions[i], "method": name, **scores, "ok": ok, "set_aside": reason})
+            least = () if without is None else (f"{without[score].mean:.3f}",)
+            table.add_row(name, score, f"{mean.mean:.3f}", f"{low:.3f} to {high:.3f}", *least, str(mean.count))
+        kept.append(f"{name}: {promises(found.explanation)}")
+        rows += _scores(found, positions, name)
     Console().print(table)
+    typer.echo("\n".join(kept))
     aside = {positions[i]: reason for i, reason in enumerate(found.problem) if reason}
     typer.echo(f"inputs of '{dataset.name}': {taken.drawn}; {len(aside)} set aside")
     typer.echo("95 % intervals of the mean: Clopper-Pearson for pointing, 1.96 standard errors for the others")
@@ -164,10 +188,23 @@ def locality_command(
 app.command("trust")(trust)
 
 
-def _boxes(part: Split, path: Path | None, index: Tensor) -> Any:
+def _scores(found: Locality, positions: list[int], method: str) -> list[dict[str, Any]]:
+    """A row for each input: its scores, and how far its explanation can be trusted."""
+    rows = []
+    for i, reason in enumerate(found.problem):
+        scores = {score: float(getattr(found.scores, score)[i]) for score in SCORES}
+        about = {"ok": bool(found.explanation.ok[i]), "completeness_error": float(found.explanation.error[i])}
+        rows.append({"input": positions[i], "method": method, **scores, **about, "set_aside": reason})
+    return rows
+
+
+def _boxes(part: Split, path: Path | None, index: Tensor, resize: int | None, crop: int | None) -> Any:
     """Load boxes of the inputs at these positions from the user's file, or take the boxes of the data."""
     if path is not None:
-        return read_boxes(path).select(index)
+        table = read_boxes(path).select(index)
+        return table if resize is None and crop is None else table.cropped(resize, crop)
+    if resize is not None or crop is not None:
+        raise InputError("--resize and --crop move the boxes of a file; give one with --boxes")
     if part.boxes is None:
         raise InputError("the data have no boxes; give --boxes FILE.csv, or use --data digit-scenes")
     boxes: Tensor = part.boxes

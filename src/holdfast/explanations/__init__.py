@@ -15,11 +15,13 @@ from holdfast.explanations import (  # noqa: F401  (each registers its method)
     deeplift,
     expected_gradients,
     grad_cam,
+    guided_backprop,
     input_x_gradient,
     integrated_gradients,
     lrp,
     occlusion,
     saliency,
+    shapley,
     shapley_sampling,
     smoothgrad,
 )

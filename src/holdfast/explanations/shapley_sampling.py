@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from holdfast.errors import InputError
 from holdfast.explanations.core.baselines import Baseline, make_baseline, name_of
 from holdfast.explanations.core.captum import answer, in_chunks, load_captum
+from holdfast.explanations.core.cells import cells
 from holdfast.explanations.core.quantity import Setting, value
 from holdfast.registry import Explainer
 from holdfast.results import Explanation
@@ -37,7 +37,7 @@ def shapley_sampling(
         cell: images: pixels of a square of this side, over all channels, are one feature and share its value equally.
         baseline: as for `integrated-gradients`.
     """
-    b, of, mask = make_baseline(baseline, x, setting), value(setting.quantity), _cells(x, cell)
+    b, of, mask = make_baseline(baseline, x, setting), value(setting.quantity), cells(x, cell)
 
     def one(x: Tensor, b: Tensor, y: Tensor) -> Tensor:
         tool = load_captum().ShapleyValueSampling(lambda points: of(model(points), y.repeat(len(points) // len(y))))
@@ -50,14 +50,3 @@ def shapley_sampling(
     features = int(mask.max()) + 1
     how = f"{samples} orders of {features} features from {name_of(baseline)}"
     return answer(model, x, b, y, setting, attribution, how, samples * features, complete=True)
-
-
-def _cells(x: Tensor, cell: int) -> Tensor:
-    """Number of the feature of each value, shape of x[:1], int64."""
-    if cell == 1:
-        return torch.arange(x[0].numel(), device=x.device).view_as(x[:1])
-    if x.ndim != 4:
-        raise InputError(f"cells are for images (B, C, H, W), got inputs of shape {tuple(x.shape)}; leave out cell=")
-    rows, columns = (torch.arange(side, device=x.device) // cell for side in x.shape[2:])
-    grid = rows[:, None] * (int(columns[-1]) + 1) + columns
-    return grid.expand_as(x[:1]).contiguous()

@@ -142,7 +142,7 @@ def test_the_command_draws_pictures(files):
 def test_the_command_scores_locality(files):
     words = ["locality", "a.safetensors", "--data", "data.npz", "--method", "saliency", "--n", "5"]
     out = run(*words, "--out", "l.csv")
-    assert re.search(r"saliency +f1 +0\.\d{3} +0\.\d{3} to 0\.\d{3} +5", out)
+    assert re.search(r"saliency +f1 +0\.\d{3} +0\.\d{3} to 0\.\d{3} +0\.\d{3} +5", out)
     assert re.search(r"inputs of 'data': (all 5|5 of \d+, drawn by seed 0 with the classes balanced); 0 set aside", out)
     assert len((files / "l.csv").read_text().splitlines()) == 6
     (files / "boxes.csv").write_text("input,x0,y0,x1,y1\n0,1,1,5,5\n1,2,2,2,2\n")

@@ -205,3 +205,51 @@ def test_boxes_from_coco(tmp_path):
         path.write_text(bad)
         with pytest.raises(InputError, match="not a COCO file"):
             read_boxes(path)
+
+
+def crop_mask(mask, resize, crop):
+    """A mask of pixels (H, W) resized to the nearest pixel and cropped around its centre, as image libraries do it."""
+    height, width = mask.shape
+    scale = resize / min(height, width)
+    size = (int(height * scale), int(width * scale))
+    resized = nn.functional.interpolate(mask[None, None].float(), size, mode="nearest")[0, 0] > 0
+    top, left = round((size[0] - crop) / 2), round((size[1] - crop) / 2)
+    return resized[top : top + crop, left : left + crop]
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 80), (90, 50), (40, 40)])
+def test_boxes_follow_a_resize_and_a_crop(tmp_path, height, width):
+    box = (10, 5, 35, 30)
+    path = tmp_path / "boxes.csv"
+    path.write_text(f"input,x0,y0,x1,y1,width,height\n0,{','.join(map(str, box))},{width},{height}\n")
+    for resize, crop in ((80, 60), (60, 60), (120, 80)):
+        table = read_boxes(path).cropped(resize, crop)
+        found = box_masks(table, 1, crop, crop).inside[0]
+        wanted = crop_mask(mask_of(*box, height=height, width=width)[0], resize, crop)
+        assert int((found ^ wanted).sum()) <= 4 * crop  # a pixel along each side
+        assert abs(float(found.double().mean() - wanted.double().mean())) < 0.06
+        half = box_masks(table, 1, crop // 2, crop // 2).inside[0]  # and once more resized, for the network
+        assert abs(float(half.double().mean() - found.double().mean())) < 0.05
+
+
+def test_boxes_that_the_crop_cuts_off_are_smaller_or_set_aside(tmp_path):
+    coco = {
+        "images": [{"id": k, "width": 100, "height": 50} for k in range(3)],
+        "annotations": [
+            {"image_id": 0, "bbox": [0, 10, 50, 20]},  # half of it is cut off: the crop shows columns 25 to 75
+            {"image_id": 1, "bbox": [0, 0, 20, 50]},  # all of it
+            {"image_id": 2, "bbox": [20, 0, 60, 50]},  # it fills the crop
+        ],
+    }
+    path = tmp_path / "boxes.json"
+    path.write_text(json.dumps(coco))
+    table = read_boxes(path).cropped(None, 50)
+    assert table.boxes[0].tolist() == [-25, 10, 25, 30]
+    found = box_masks(table, 3, 50, 50, max_area=0.8)
+    assert int(found.inside[0].sum()) == 25 * 20
+    assert "outside" in found.problem[1]
+    assert "100%" in found.problem[2]
+    whole = read_boxes(path).cropped(25, None)  # half the size, nothing is lost
+    assert torch.equal(whole.boxes, read_boxes(path).boxes / 2)
+    with pytest.raises(InputError, match="at least 1 pixel"):
+        read_boxes(path).cropped(0, None)

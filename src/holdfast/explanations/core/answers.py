@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.minimum_norm import Nearest
-from holdfast.explanations.core.quantity import Setting, predicted
+from holdfast.explanations.core.quantity import Setting
 from holdfast.results import Explanation
 from holdfast.utils.reference import is_reference
 
@@ -37,11 +37,18 @@ def without_error(
     return Explanation(attribution, ok, error, torch.full_like(ok, gradients, dtype=torch.int64), by, slope)
 
 
+@torch.no_grad()
+def rivals_at(model: nn.Module, points: Tensor, own: Tensor, chunk: int) -> Tensor:
+    """The best class at each point besides `own` (B,). On a boundary two classes tie, and rounding decides who wins."""
+    logits = torch.cat([model(part) for part in points.split(chunk)])
+    return logits.scatter(1, own[:, None], -torch.inf).argmax(1)
+
+
 def describe_boundary(
     model: nn.Module, y: Tensor, label: Tensor, found: Nearest, setting: Setting, otherwise: str
 ) -> tuple[str, ...]:
     """What is explained, and against which class; the way out where no boundary was found."""
-    rivals = predicted(model, found.x_adv, y, setting.chunk).tolist()
+    rivals = rivals_at(model, found.x_adv, label, setting.chunk).tolist()
     lines = []
     for asked, own, rival, name in zip(y.tolist(), label.tolist(), rivals, found.by, strict=True):
         what = f"{setting.quantity} of class {own}"

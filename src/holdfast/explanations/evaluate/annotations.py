@@ -15,6 +15,7 @@ from holdfast.errors import InputError, StorageError
 from holdfast.utils.limits import without_recursion
 
 COLUMNS = ("input", "x0", "y0", "x1", "y1")
+SIZE = ("width", "height")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,33 @@ class BoxTable:
         """The boxes of the inputs at these positions, ascending (n,), which become inputs 0 to n - 1."""
         kept = torch.isin(self.index, index)
         return BoxTable(torch.searchsorted(index, self.index[kept]), self.boxes[kept], self.sizes[kept])
+
+    def cropped(self, resize: int | None, crop: int | None) -> "BoxTable":
+        """The boxes in the pixels of images that were resized, then cropped around their centre.
+
+        As image libraries do it: the shorter side becomes `resize`, and a square of side `crop` is cut out of the
+        middle. What a box loses at the edge of the crop is cut off by `box_masks`, which also sets aside what lies
+        outside. The sizes of the images must be known: a COCO file has them, a CSV file may (width, height).
+
+        Args:
+            resize: None to leave the size as it is.  crop: None to leave out the crop.
+        """
+        if bool(torch.isnan(self.sizes).any()):
+            raise InputError(
+                "boxes can follow a crop only where the size of the image is known: give a COCO file, or columns width "
+                "and height in the CSV file"
+            )
+        for name, value in (("resize", resize), ("crop", crop)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1 pixel, got {value}")
+        scale = 1.0 if resize is None else resize / self.sizes.amin(1, keepdim=True)
+        # The longer side is rounded down, and the two axes are scaled to what that gives.
+        sizes = torch.floor(self.sizes * scale + 1e-6)
+        boxes = self.boxes * (sizes / self.sizes).repeat(1, 2)
+        if crop is None:
+            return BoxTable(self.index, boxes, sizes)
+        corner = torch.round((sizes - crop) / 2)
+        return BoxTable(self.index, boxes - corner.repeat(1, 2), torch.full_like(sizes, float(crop)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +89,9 @@ def box_table(boxes: Tensor) -> BoxTable:
 def read_boxes(path: Path) -> BoxTable:
     """Boxes from a file of yours.
 
-    .csv: the columns input, x0, y0, x1, y1, one row for each box; `input` is the position in the data, from 0. .json:
-    COCO; the images, in the order of their list, are the inputs, and their sizes scale the boxes to the inputs.
+    .csv: the columns input, x0, y0, x1, y1, one row for each box; `input` is the position in the data, from 0; columns
+    width and height, if there are any, hold the size of the image that the pixels count in. .json: COCO; the images, in
+    the order of their list, are the inputs. Where sizes are known they scale the boxes to the inputs.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -81,7 +110,8 @@ def _csv(text: str, path: Path) -> list[list[float]]:
     rows = []
     for line, row in enumerate(reader, 2):
         try:
-            rows.append([float(int(row["input"])), *(float(row[name]) for name in COLUMNS[1:]), math.nan, math.nan])
+            size = [float(row[name]) if name in (reader.fieldnames or ()) else math.nan for name in SIZE]
+            rows.append([float(int(row["input"])), *(float(row[name]) for name in COLUMNS[1:]), *size])
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"line {line} of '{path}': expected numbers for {', '.join(COLUMNS)}, got {row}"

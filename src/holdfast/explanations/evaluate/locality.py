@@ -121,6 +121,19 @@ class Locality:
     problem: tuple[str, ...]
 
 
+def promises(explanation: Explanation) -> str:
+    """In words: how many explanations are no fallback, how many boundaries were found, and the completeness errors."""
+    ok, error = explanation.ok, explanation.error[~torch.isnan(explanation.error)]
+    text = f"{int(ok.sum())} of {len(ok)} keep their promise"
+    if explanation.distance is not None:
+        found = torch.isfinite(explanation.distance)
+        text += f"; boundary found for {int(found.sum())}"
+        text += f", mean distance {float(explanation.distance[found].mean()):.3g}" if bool(found.any()) else ""
+    if len(error) > 0:
+        text += f"; completeness error {float(error.median()):.2g} in the median, {float(error.max()):.2g} at most"
+    return text
+
+
 def masks_for(where: Tensor | BoxTable | Masks, x: Tensor, *, max_area: float = 0.8) -> Masks:
     """Masks of images x (N, C, H, W), from boxes (N, 4), a table, or masks (N, H, W), bool."""
     if x.ndim != 4:
