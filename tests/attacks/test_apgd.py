@@ -8,13 +8,13 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
-from holdfast.attacks.apgd import apgd_ce, apgd_dlr, apgd_t
+from holdfast.attacks.apgd import apgd_ce, apgd_ce_dlr, apgd_dlr, apgd_t
 from holdfast.attacks.core.auto_pgd import auto_pgd, checkpoints, halves
 from holdfast.attacks.core.losses import cross_entropy, margin, targeted_dlr, targeted_margin
 from holdfast.errors import InputError
 from holdfast.random import Noise
 
-ATTACKS = {"apgd-ce": apgd_ce, "apgd-dlr": apgd_dlr, "apgd-t": apgd_t}
+ATTACKS = {"apgd-ce": apgd_ce, "apgd-dlr": apgd_dlr, "apgd-ce-dlr": apgd_ce_dlr, "apgd-t": apgd_t}
 BALLS = [hf.Linf(0.06), hf.L2(0.2), hf.L1(0.5), hf.Box(torch.linspace(0, 0.1, 70).view(2, 7, 5))]
 
 
@@ -256,7 +256,9 @@ def test_the_answer_for_an_input_does_not_depend_on_the_batch(name, threat):
     for i in range(0, 20, 3):
         alone = ATTACKS[name](model, x[i : i + 1], y[i : i + 1], threat, noise=noise[i : i + 1], **options)
         assert torch.allclose(alone.x_adv[0], whole.x_adv[i], atol=1e-9)
-        assert alone.by[0] == whole.by[i] == (name if whole.success[i] else "")
+        assert alone.by[0] == whole.by[i]
+        assert bool(whole.by[i]) == bool(whole.success[i])
+        assert name == "apgd-ce-dlr" or whole.by[i] in (name, "")
         assert int(alone.gradients[0]) == int(whole.gradients[i])
         assert int(alone.queries[0]) == int(whole.queries[i])
 
@@ -361,6 +363,16 @@ def test_targets_follow_their_inputs_when_the_batch_shrinks():
     w = (model.weight[target] - model.weight[y]).detach()
     best = targeted_margin(model(x), y, target) + worst_gain(hf.Linf(0.01), x, w)
     assert torch.allclose(aimed.loss[held], best[held])
+
+
+def test_the_pair_breaks_exactly_what_one_of_its_members_breaks():
+    model, x, y = task(40)
+    members = [run(model, x, y, hf.L2(0.15), steps=4).success for run in (apgd_ce, apgd_dlr)]
+    pair = apgd_ce_dlr(model, x, y, hf.L2(0.15), steps=4)
+    assert torch.equal(pair.success, members[0] | members[1])
+    assert bool((members[0] != members[1]).any())
+    for i, name in enumerate(pair.by):
+        assert name == ("apgd-ce" if members[0][i] else "apgd-dlr" if members[1][i] else "")
 
 
 def test_more_budget_never_breaks_less_of_a_linear_model():

@@ -180,6 +180,22 @@ def test_counts_are_exact():
     assert result.gradients.tolist() == [1, 1]
 
 
+class Flat(nn.Module):
+    """Class 1 only where the first pixel is above 0.9, and without a gradient below that."""
+
+    def forward(self, x):
+        return torch.stack([torch.ones(len(x)), 1e3 * (x[:, 0, 0, 0] - 0.9).relu()], 1)
+
+
+def test_more_restarts_than_places_go_around_again_from_new_patches():
+    x, y = torch.zeros(8, 1, 3, 3), torch.zeros(8, dtype=torch.long)
+    threat, options = hf.Patch(3, 3), {"steps": 1, "locations": "random"}  # one place
+    few, many = (patch_pgd(Flat(), x, y, threat, restarts=n, **options) for n in (1, 90))
+    assert few.gradients.tolist() == [1] * 8
+    assert int(few.success.sum()) < 8
+    assert bool(many.success.all())
+
+
 def test_bad_options_are_refused():
     model, shape = tiny_nets()["cnn"]
     x, y = images(2, shape, torch.float32), torch.zeros(2, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""The three registered forms of Auto-PGD: on the cross-entropy, on the difference of logits ratio, and targeted."""
+"""Auto-PGD on the cross-entropy, on the difference of logits ratio, on both in turn, and towards other classes."""
 
 from functools import partial
 from typing import Any
@@ -8,8 +8,8 @@ from torch import Tensor
 from holdfast.attacks.core.ascent import BALLS
 from holdfast.attacks.core.auto_pgd import auto_pgd
 from holdfast.attacks.core.forms import Task, on_task
-from holdfast.attacks.core.losses import cross_entropy, dlr, likely_targets, targeted_dlr
-from holdfast.attacks.core.stages import run_restarts, run_targets
+from holdfast.attacks.core.losses import Loss, cross_entropy, dlr, likely_targets, targeted_dlr
+from holdfast.attacks.core.stages import run_restarts, run_stages, run_targets
 from holdfast.random import Noise
 from holdfast.registry import Attack
 from holdfast.results import AttackResult
@@ -54,6 +54,28 @@ def apgd_ce(task: Task, *, steps: Count = 100, restarts: Count = 1, samples: Cou
 def apgd_dlr(task: Task, *, steps: Count = 100, restarts: Count = 1, samples: Count = 1) -> AttackResult:
     """Run Auto-PGD on the difference of logits ratio (`losses.dlr`); arguments as for `apgd-ce`."""
     return _untargeted(task, restarts, loss=dlr, steps=steps, samples=samples, name="apgd-dlr")
+
+
+@Attack(
+    "apgd-ce-dlr",
+    summary="APGD-CE, then APGD-DLR on what is left: the pair of some tables, weaker than AutoAttack",
+    threats=BALLS,
+    reference=_REFERENCE,
+)
+@on_task
+def apgd_ce_dlr(task: Task, *, steps: Count = 100, restarts: Count = 1, samples: Count = 1) -> AttackResult:
+    """Run `apgd-ce`, and `apgd-dlr` on the survivors; arguments as for `apgd-ce`. `by` says which of them it was.
+
+    Wang et al., "Improving robust generalization by direct PAC-Bayesian bound minimization", 2023, report this pair
+    under the name of AutoAttack, which has four members: figures of one must not stand beside figures of the other.
+    """
+    model, x, y, threat, noise = task
+
+    def run(loss: Loss, name: str, x: Tensor, y: Tensor, noise: Noise) -> AttackResult:
+        left = Task(model, x, y, threat, noise)
+        return _untargeted(left, restarts, loss=loss, steps=steps, samples=samples, name=name)
+
+    return run_stages(x, y, noise, [partial(run, cross_entropy, "apgd-ce"), partial(run, dlr, "apgd-dlr")])
 
 
 @Attack(

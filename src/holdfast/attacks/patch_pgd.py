@@ -149,7 +149,8 @@ def patch_pgd(
     Args:
         steps: gradient steps at each location.
         step_size: per step and value, as a share of the valid range.
-        restarts: locations tried for each input ("ranked" and "random").
+        restarts: ascents for each input, one at each location and around again from new random patches where there are
+            more ("ranked" and "random"; the other two try each location once).
         locations: "ranked" attacks the most promising ones first; "random" draws them among all that lie in the
             image, last row and column included; "corners" (weak) and "all" are ranked too.
         loss: "ce", "margin", "dlr" or a function (logits, y) -> (B,) to maximise.
@@ -168,13 +169,14 @@ def patch_pgd(
     places = threat.locations(x.shape[1:]).to(x.device)
     number = _in_corners(places) if locations == "corners" else torch.arange(len(places), device=x.device)
     places = places[number]
-    count = min(restarts, len(places)) if locations in ("ranked", "random") else len(places)
+    count = restarts if locations in ("ranked", "random") else len(places)
     with frozen(model):
         if locations == "random":
             score = noise.uniform((len(places),))
         else:
             score = _rank(model, threat, places, number, s, loss=loss, probes=probes, together=together)
-        order = score.topk(count, dim=1).indices
+        order = score.topk(min(count, len(places)), dim=1).indices
+        order = order.repeat(1, -(-count // order.shape[1]))[:, :count]  # around again, from new patches
         for start in range(0, count, together):
             if not s.resume():
                 break

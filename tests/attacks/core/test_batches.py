@@ -6,6 +6,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.attacks.core import batches
 from holdfast.attacks.core.batches import fitting, kept_bytes
+from holdfast.attacks.fast.lean import Lean
 
 
 def test_kept_bytes_by_hand():
@@ -13,6 +14,17 @@ def test_kept_bytes_by_hand():
     model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 3)).double().eval().requires_grad_(False)
     assert kept_bytes(model, torch.rand(7, 10).double()) == 7 * 20 * 8
     assert kept_bytes(model, torch.rand(14, 10).double()) == 14 * 20 * 8
+
+
+def test_the_form_of_a_network_that_keeps_most_decides(monkeypatch):
+    monkeypatch.setattr(batches, "LARGE_INPUT", 50)
+    monkeypatch.setattr(batches, "MEMORY", 10 * 4 * 50)
+    narrow = nn.Sequential(nn.Tanh(), nn.Linear(50, 3)).eval().requires_grad_(False)
+    wide = nn.Sequential(nn.Linear(50, 100), nn.Tanh(), nn.Linear(100, 3)).eval().requires_grad_(False)
+    x = torch.rand(20, 50)
+    assert [fitting(form, x, 256) for form in (narrow, wide)] == [10, 5]
+    assert fitting(Lean(narrow), x, 256) == 10
+    assert fitting(Lean(narrow, wide), x, 256) == fitting(Lean(wide, narrow), x, 256) == 5
 
 
 def test_only_large_inputs_are_measured_and_chunks_fit(monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.gradients import answer
+from holdfast.attacks.fast.lean import Lean
 from holdfast.errors import InputError
 from holdfast.random import Noise
 
@@ -23,7 +24,8 @@ def fitting(model: nn.Module, x: Tensor, most: int) -> int:
     """How many inputs, `most` or fewer, have room for a gradient: measured on the first one if inputs are large."""
     if x[0].numel() < LARGE_INPUT:
         return most
-    return max(1, min(most, MEMORY // max(1, kept_bytes(model, x[:1]))))
+    forms = (model.full, model.rough or model.full) if isinstance(model, Lean) else (model,)
+    return max(1, min(most, MEMORY // max(1, *(kept_bytes(form, x[:1]) for form in forms))))
 
 
 def kept_bytes(model: nn.Module, x: Tensor) -> int:

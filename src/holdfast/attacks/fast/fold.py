@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from holdfast.attacks.fast.attention import attention
 from holdfast.utils.reference import is_reference
 
 _CLOSE = 1e-4  # of the largest logit
@@ -94,6 +95,8 @@ def _slim(traced: fx.GraphModule) -> fx.GraphModule:
     modules = dict(traced.named_modules())
     for node in list(traced.graph.nodes):
         _overwrite(traced.graph, node, modules)
+        if node.op == "call_function" and node.target is F.scaled_dot_product_attention:
+            node.target = attention
     traced.recompile()
     slim: fx.GraphModule = traced.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return slim

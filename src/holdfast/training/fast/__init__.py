@@ -1,0 +1,1 @@
+"""The same gradients in less time; every file here could be deleted."""
