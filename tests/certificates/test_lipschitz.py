@@ -506,3 +506,14 @@ def test_no_certificate_overlooks_that_softplus_falls_at_its_threshold(entry, th
     except UnsupportedError:  # no rule for softplus, or none for this kind of model: refusing is right
         assert entry.name not in ("ibp", "gloro", "lipschitz", "bcp", "auto")
     assert hf.certify(model, x + 1.0, y, threat, "ibp").certified  # far from the fall
+
+
+def test_weights_need_not_be_contiguous():
+    model = nn.Sequential(nn.Linear(4, 4), MinMax(), nn.Linear(4, 3)).eval()
+    x, y, threat = inputs((4,)), torch.zeros(30, dtype=torch.int64), hf.L2(0.1)
+    margin = hf.certify(model, x, y, threat, "gloro").margin
+    strided = nn.Sequential(nn.Linear(4, 4), MinMax(), nn.Linear(4, 3)).eval()
+    strided.load_state_dict(model.state_dict())
+    strided[0].weight.data = model[0].weight.data.T.contiguous().T
+    assert not strided[0].weight.is_contiguous()
+    torch.testing.assert_close(hf.certify(strided, x, y, threat, "gloro").margin, margin)

@@ -19,6 +19,7 @@ from holdfast.bounding.linear.relaxation import margin_planes, relaxation
 from holdfast.certificates.core.distance import NORMS, HalfSpaces, distance, dual, half_spaces, reach
 from holdfast.certificates.kw import kw
 from holdfast.certificates.pec import pec
+from holdfast.testing import check_certificate
 
 KINDS = {"linf": hf.Linf, "l2": hf.L2, "l1": hf.L1}
 DUAL = {"linf": 1, "l2": 2, "l1": torch.inf}
@@ -238,7 +239,9 @@ def test_never_below_the_all_or_nothing_certificates(net, norm, slopes):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("options", [{}, {"hidden": False}, {"in_range": False}, {"slopes": "adaptive"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden": False}, {"forward": True}, {"in_range": False}, {"slopes": "adaptive"}], ids=str
+)
 def test_no_attack_succeeds_inside_the_radius(norm, options):
     model, shape = tiny_nets()["mlp"]
     x = torch.rand(24, *shape)
@@ -261,6 +264,75 @@ def test_range_and_tighter_bounds_pay():
     assert bool((full >= free * (1 - 1e-6)).all())
     assert full.mean() > free.mean()
     assert full.mean() > loose.mean()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_forward_form_of_one_hidden_layer_is_the_backward_pass(norm):
+    """One hidden layer: the same bounds inside, and the same lines, so that nothing is forgotten on the way."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3)).double().eval()
+    x = torch.rand(30, 6, dtype=torch.float64)
+    y, threat = model(x).argmax(1), KINDS[norm](0.3)
+    backward, forward = (pec(model, x, y, threat, forward=f).radius for f in (False, True))
+    assert 0 < int((backward > 0).sum()) < 30
+    assert torch.allclose(forward, backward, atol=1e-12)
+
+
+def test_forward_form_of_two_hidden_layers_by_hand():
+    """m_low and m_up of the second layer no longer know that they came from the same neurons of the first."""
+    first, second, last = nn.Linear(1, 2, bias=False), nn.Linear(2, 1), nn.Linear(1, 2, bias=False)
+    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last).double().eval()
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[1.0], [1.0]]))
+        second.weight.copy_(torch.tensor([[1.0, -1.0]]))
+        second.bias.fill_(1.0)
+        last.weight.copy_(torch.tensor([[1.0], [0.0]]))
+    x, y = torch.full((1, 1), 0.5, dtype=torch.float64), torch.tensor([0])
+    threat = hf.Linf(1.0, low=-4, high=4)
+    # Over [-0.5, 1.5] each neuron lies between 3/4 z and 3/4 z + 3/8. Their difference is 0, and so z_0 - z_1 = 1; the
+    # affine forms only know 1 -+ 3/8. Backwards the same lines cancel to the same 1 - 3/8, as they are lines, too.
+    margins = [pec(model, x, y, threat, forward=f).margin for f in (False, True)]
+    assert margins[1].item() == pytest.approx(1 - 3 / 8)
+    assert margins[0].item() >= margins[1].item() - 1e-12
+
+
+@pytest.mark.parametrize("name", ["mlp", "smooth", "cnn", "residual"])
+def test_rounding_only_ever_shrinks_the_forward_form(name):
+    model, shape = tiny_nets()[name]
+    x = torch.rand(10, *shape)
+    y = model(x).argmax(1)
+    plain, sound = (pec(model, x, y, hf.Linf(0.02), forward=True, sound=s).margin for s in (False, True))
+    assert bool((sound < plain).all())
+    assert torch.allclose(sound, plain, atol=2e-4)
+
+
+def test_forward_form_keeps_the_contract_of_certificates():
+    check_certificate("pec", threats=[hf.Linf(0.05), hf.L2(0.1), hf.L1(0.2)], forward=True)
+
+
+def test_forward_form_needs_one_slope():
+    model, shape = tiny_nets()["mlp"]
+    with pytest.raises(hf.InputError, match="one slope"):
+        hf.certify(model, torch.rand(1, *shape), torch.tensor([0]), "linf:0.1", "pec", forward=True, slopes="adaptive")
+
+
+def test_the_distance_to_the_faces_rises_with_the_budget_in_places():
+    """The source takes it for granted that it falls: the slopes of the lines change with the budget."""
+    eps, rises = 0.02 * torch.arange(1, 41, dtype=torch.float64), 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        layers = (nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 2))
+        model = nn.Sequential(*layers).double().eval()
+        x = torch.rand(1, 4, dtype=torch.float64).expand(40, 4)
+        y = model(x).argmax(1)
+        ball = balls(hf.Linf(0.1, low=-9, high=9), x, eps, sound=False)
+        planes = margin_planes(relaxation(trace(model, x), ball, slopes="parallel", hidden=True, sound=False), y)
+        slope, shift = planes.coefficients.values, planes.shift
+        other = (1 - y)[:, None]
+        value = (slope @ x[:, :, None])[:, :, 0] + shift
+        distance = (value.gather(1, other) / slope.abs().sum(2).gather(1, other))[:, 0]
+        rises += bool((distance[1:] > distance[:-1] + 1e-9).any())
+    assert rises >= 5
 
 
 def test_misclassified_inputs_get_no_radius():

@@ -20,7 +20,7 @@ from holdfast.models.size import at_most
 SOON = 5.0  # seconds; refusals take milliseconds
 FAMILIES = (
     *("mlp", "cnn", "lenet", "vgg16", "cnn-aol", "2c2f-minmax", "liresnet", "resnet18", "preact-resnet18", "wrn"),
-    *("resnet-wong", "vit-s", "ensemble", "centroid", "masked"),
+    *("resnet-wong", "vit-s", "ensemble", "centroid", "masked", "cnn-cpl", "resnet-minmax"),
 )
 HOSTILE = [
     *(
@@ -122,7 +122,7 @@ def test_hostile_options_end_in_a_model_that_runs_or_in_an_error_of_ours(tmp_pat
 def test_every_architecture_of_the_catalogue_is_one_of_these_families() -> None:
     builders = {_ENTRIES[name].build for name in FAMILIES}
     others = [info.name for info in list_models() if _ENTRIES[info.name].build not in builders]
-    assert others == ["adv-bnn", "lenet-padded", "rse"]  # a few lines around others
+    assert others == ["adv-bnn", "cnn-sll", "convnet-minmax", "lenet-padded", "rse"]  # a few lines around others
 
 
 @pytest.mark.parametrize(

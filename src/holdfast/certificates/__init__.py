@@ -128,6 +128,7 @@ def prove(
         _joined([part.worst_place for part in parts]),
         _joined([part.worst_class for part in parts]),
         _examples([part.x_adv for part in parts], [x[piece] for piece in pieces]),
+        parts[0].seed,
     )
     if entry.smoothed:  # the smoothed classifier may be right where the model is wrong, and the other way round
         return result

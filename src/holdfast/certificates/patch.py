@@ -1,5 +1,6 @@
 """Patches: one interval pass for every place, shapes other than rectangles, and bound pooling."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -7,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.bounding import interval
+from holdfast.bounding.core.placements import mixing_layer
 from holdfast.bounding.core.region import Region
-from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
 from holdfast.certificates.core.margins import Worst, from_margins, interval_margins, worst_place
@@ -36,6 +37,7 @@ def patch(
     threat: Patch | PatchShape,
     *,
     pool: Count = 1,
+    pool_again: Count = 1,
     early: bool = False,
     sound: bool = True,
     chunk_boxes: Count = 1024,  # in memory at a time
@@ -43,21 +45,24 @@ def patch(
     """Certified if the interval bound of every margin is above zero at every location.
 
     Of a family of shapes every member counts. With `pool` > 1, for rectangles, the bounds of pool x pool neighbouring
-    locations are merged after the first layer: looser, and up to pool^2 times faster. With `early`, not beside `pool`,
-    an input is given up at the first location at which its bound fails, beginning in the middle of the image; its
+    locations are merged after the first layer: looser, and up to pool^2 times faster. With `pool_again` > 1,
+    pool_again x pool_again neighbours among these are merged after the second layer. With `early`, not beside pools, an
+    input is given up at the first location at which its bound fails, beginning in the middle of the image; its
     margin is then minus infinity.
     """
     shape = tuple(x.shape[1:])
     places = threat.locations(shape)
     masks = threat.masks(places, shape)[:, 0]
-    if early and pool != 1:
-        raise InputError(f"'patch' takes early=True or pool={pool}, not both")
-    if isinstance(threat, PatchShape) and pool != 1:
+    pooled = pool * pool_again != 1
+    if early and pooled:
+        raise InputError(f"'patch' takes early=True or pool={pool} and pool_again={pool_again}, not both")
+    if isinstance(threat, PatchShape) and pooled:
         raise InputError(f"bounds are pooled over the places of a rectangle, got pool={pool} for the threat '{threat}'")
     graph = trace(model, x, threat)
-    if not isinstance(threat, PatchShape) and pool != 1:
+    if not isinstance(threat, PatchShape) and pooled:
         grid = (x.shape[2] - threat.height + 1, x.shape[3] - threat.width + 1)
-        return from_margins(pooled_margins(graph, x, y, masks, grid, pool, threat, sound=sound), y, "patch")
+        margins = pooled_margins(graph, x, y, masks, grid, (pool, pool_again), threat, sound=sound)
+        return from_margins(margins, y, "patch")
     run = _until_failure if early else worst_masks
     worst = run(graph, x, y, masks, threat, sound=sound, chunk=chunk_boxes)
     return from_margins(worst.margins, y, "patch", place=places.to(x.device)[worst.place, -2:])
@@ -120,36 +125,49 @@ def _until_failure(
 
 
 def pooled_margins(
-    graph: Graph, x: Tensor, y: Tensor, masks: Tensor, grid: tuple[int, int], pool: int, threat: Threat, *, sound: bool
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    masks: Tensor,
+    grid: tuple[int, int],
+    pools: tuple[int, ...],
+    threat: Threat,
+    *,
+    sound: bool,
 ) -> Tensor:
-    """Bound pooling: after the first layer, the union of the boxes of pool x pool neighbouring locations goes on.
+    """Bound pooling: after layer i, the union of the boxes of pools[i] x pools[i] neighbouring locations goes on.
 
     `masks` (L, H, W) lists the locations of `grid` row by row.
     """
-    split = next(i for i, node in enumerate(graph.nodes) if isinstance(node.op, ops.Linear | ops.Conv)) + 1
-    if split == len(graph.nodes) or any(j < split - 1 for node in graph.nodes[split:] for j in node.inputs):
-        raise InputError("bound pooling needs a network whose first linear or convolutional layer all others build on")
-    first, rest = Graph(graph.nodes[:split]), graph.after(split - 1)
+    layers, rest = [], graph
+    for _ in pools if pools[-1] > 1 else pools[:-1]:
+        split = mixing_layer(rest)
+        if split == len(rest.nodes) - 1:
+            raise InputError("bound pooling needs linear or convolutional layers that all later ones build on")
+        layers.append(Graph(rest.nodes[: split + 1]))
+        rest = rest.after(split)
     worst = torch.full((len(x), graph.nodes[-1].shape[0]), torch.inf, dtype=x.dtype, device=x.device)
-    for rows in torch.arange(len(masks)).view(grid).split(pool):
-        bounds = interval.output_bounds(first, *mask_boxes(x, masks[rows.flatten()], threat), sound=sound)
-        lower, upper = (
-            _pooled(sign * bound.unflatten(0, (len(x), *rows.shape)), pool) * sign
-            for sign, bound in zip((-1, 1), bounds, strict=True)
-        )
-        count = lower.shape[0] // len(x)
-        margins = interval.margin_bounds(rest, lower, upper, y.repeat_interleave(count), sound=sound)
-        worst = torch.minimum(worst, margins.unflatten(0, (len(x), count)).amin(1))
+    for rows in torch.arange(len(masks)).view(grid).split(math.prod(pools)):
+        lower, upper = mask_boxes(x, masks[rows.flatten()], threat)
+        places = tuple(rows.shape)
+        for layer, pool in zip(layers, pools, strict=False):
+            bounds = interval.output_bounds(layer, lower, upper, sound=sound)
+            lower, upper = (
+                _pooled(sign * bound.unflatten(0, (len(x), *places)), pool) * sign
+                for sign, bound in zip((-1, 1), bounds, strict=True)
+            )
+            places = (lower.shape[1], lower.shape[2])
+            lower, upper = lower.flatten(0, 2), upper.flatten(0, 2)
+        margins = interval.margin_bounds(rest, lower, upper, y.repeat_interleave(math.prod(places)), sound=sound)
+        worst = torch.minimum(worst, margins.unflatten(0, (len(x), -1)).amin(1))
     return worst
 
 
 def _pooled(values: Tensor, pool: int) -> Tensor:
-    """Maximum over the rows and over groups of `pool` columns: (B, rows, columns, ...) -> (B * groups, ...)."""
-    tail = values.shape[3:]
-    columns = values.amax(1).flatten(2).movedim(1, 2)
-    pooled = F.max_pool1d(columns, pool, ceil_mode=True)
-    groups: Tensor = pooled.movedim(2, 1).flatten(0, 1).unflatten(1, tail)
-    return groups
+    """Maximum over windows of pool x pool places: (B, rows, columns, ...) -> (B, fewer rows, fewer columns, ...)."""
+    maps = values.flatten(3).movedim(3, 1)
+    pooled: Tensor = F.max_pool2d(maps, pool, ceil_mode=True).movedim(1, 3).unflatten(3, values.shape[3:])
+    return pooled
 
 
 def placements(mask: Tensor, height: int, width: int) -> Tensor:

@@ -15,11 +15,13 @@ from holdfast.bounding.core.rounding import unit
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear.coefficients import dense
+from holdfast.bounding.linear.forward import forward_planes
 from holdfast.bounding.linear.relax import Slopes
-from holdfast.bounding.linear.relaxation import concretise, margin_planes, relaxation
+from holdfast.bounding.linear.relaxation import Relaxation, concretise, margin_planes, relaxation
 from holdfast.certificates.core.distance import distance, dual, half_spaces, norm_of, reach
 from holdfast.certificates.core.margins import from_margins
 from holdfast.certificates.core.radius_search import Ball, Proof, Question, searched
+from holdfast.errors import InputError
 from holdfast.registry import Certificate
 from holdfast.results import CertifyResult
 
@@ -30,6 +32,7 @@ class Envelope:
 
     slopes: Slopes = "parallel"  # one slope per neuron (Fast-Lin); "adaptive" for two (CROWN)
     hidden: bool = True  # bound the hidden layers by backward passes; else by intervals, which is cheaper and looser
+    forward: bool = False  # carry one affine form for each neuron forward instead; needs parallel slopes
     in_range: bool = True  # measure the distance only to valid inputs (larger), or to all of space
     sound: bool = True
 
@@ -44,8 +47,13 @@ def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Ball, eps: Tensor, opti
         margins: lower bounds of z_y - z_j, (B, K); all positive, but for j = y, exactly where the radius is eps.
     """
     sound, norm = options.sound, norm_of(threat)
-    r = relaxation(graph, balls(threat, x, eps, sound=sound), slopes=options.slopes, hidden=options.hidden, sound=sound)
-    planes = margin_planes(r, y)
+    ball = balls(threat, x, eps, sound=sound)
+    if options.forward:
+        r = Relaxation(graph, ball, sound)
+        planes = forward_planes(graph, ball, y, sound=sound)
+    else:
+        r = relaxation(graph, ball, slopes=options.slopes, hidden=options.hidden, sound=sound)
+        planes = margin_planes(r, y)
     slope = dense(planes.coefficients, tuple(x.shape[1:])).values
     valid = (threat.low, threat.high) if options.in_range else None
     faces = dual(half_spaces(x, slope, planes.shift, valid=valid, sound=sound), norm)
@@ -87,6 +95,7 @@ def pec(
     *,
     slopes: Slopes = "parallel",
     hidden: bool = True,
+    forward: bool = False,
     in_range: bool = True,
     sound: bool = True,
 ) -> CertifyResult:
@@ -96,9 +105,13 @@ def pec(
     which shows where these are cheap. For the largest radius that can be proved search over eps with `hf.radius`. At L2
     and L1 it proves more than `fastlin`: the corners that a ball has outside the valid range are cut off exactly.
 
-    The options make an `Envelope`.
+    The options make an `Envelope`. `forward` is cheaper on a deep network of a small input, and looser.
     """
+    if forward and slopes != "parallel":
+        raise InputError('forward=True keeps one slope for both lines: leave slopes at "parallel"')
     eps = torch.full((len(x),), threat.eps, dtype=x.dtype, device=x.device)
-    radius, margins = envelope(trace(model, x, threat), x, y, threat, eps, Envelope(slopes, hidden, in_range, sound))
+    radius, margins = envelope(
+        trace(model, x, threat), x, y, threat, eps, Envelope(slopes, hidden, forward, in_range, sound)
+    )
     right = model(x).argmax(1) == y
     return replace(from_margins(margins, y, "pec"), radius=torch.where(right, radius, torch.zeros_like(radius)))

@@ -7,7 +7,16 @@ from holdfast.models.layers import Arctan, MinMax, Normalize
 from holdfast.models.masked import build as _sub_networks  # noqa: F401  (fills the table)
 from holdfast.models.random import RandomNetwork, adv_bnn, rse
 from holdfast.models.vit_weights import load_vit
-from holdfast.models.zoo import aol, centroid, ensemble, liresnet, plain, resnets, vit  # noqa: F401  (fill the table)
+from holdfast.models.zoo import (  # noqa: F401  (fill the table)
+    aol,
+    centroid,
+    ensemble,
+    liresnet,
+    plain,
+    potential,
+    resnets,
+    vit,
+)
 from holdfast.models.zoo.centroid import Centroid, CentroidNet
 from holdfast.models.zoo.ensemble import Ensemble
 

@@ -53,7 +53,9 @@ def test_verdicts_agree_with_input_splitting(monkeypatch, activation):
             asked = question(model, seed, (1, 2, 3), beyond)
             with monkeypatch.context() as patch:
                 ours = by_neurons(patch, model, asked)
-            assert ours.status in ("unknown", hf.verify(model, asked, timeout=4).status)
+            with clock.timed_by(time.process_time):
+                theirs = hf.verify(model, asked, timeout=10)
+            assert {ours.status, theirs.status} != {"holds", "violated"}
             seen.add(ours.status)
             splits += ours.splits
             if ours.status == "holds":

@@ -60,6 +60,7 @@ def test_certified_is_what_the_distance_allows_and_wrong_labels_are_never_certif
     model, x, y, distance = line
     result = hf.certify(model, x, y, hf.L2(0.2), "smoothing", sigma=SIGMA, n=5000, adaptive=adaptive)
     assert result.alpha == 0.001
+    assert result.seed == 0
     assert bool((distance[result.certified] > 0.2).all())
     assert bool(result.certified[distance > 0.3].all())
     assert bool((result.certified == (result.margin > 0)).all())

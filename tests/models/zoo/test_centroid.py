@@ -8,7 +8,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.errors import InputError
-from holdfast.models.zoo.centroid import Centroid, CentroidNet, acceptance, prototypes, with_rejection
+from holdfast.models.zoo.centroid import Centroid, CentroidNet, acceptance, prototype_inputs, prototypes, with_rejection
 
 
 def plain_net(classes=3, features=2, per_class=2, eta=None, seed=0, dtype=torch.float64):
@@ -185,3 +185,35 @@ def test_other_mistakes_are_refused():
         hf.attack(net, torch.rand(3, 1, dtype=torch.float64), torch.zeros(3, dtype=torch.long), hf.L2(0.1), "pgd")
     with pytest.raises(InputError, match="between 1 and the 3 examples, got 4"):
         prototypes(plain_net(), torch.rand(2, 2).double(), torch.rand(3, 2).double(), count=4)
+
+
+def test_a_prototype_by_descent_is_the_centroid_where_features_are_inputs():
+    torch.manual_seed(0)
+    net = CentroidNet(nn.Identity(), Centroid(3, 4, per_class=2), eta=0.9).eval()
+    net.head.weight.data = torch.rand(3, 2, 4)
+    x = torch.rand(6, 4)
+    made = prototype_inputs(net, x, steps=300, rate=0.02)
+    centres = net.head.weight.flatten(0, 1)[made.centroid].detach()
+    assert torch.equal(made.centroid, prototypes(net, x, x, count=1).centroid)
+    assert torch.allclose(made.x, centres, atol=5e-3)
+    assert torch.equal(net(made.x).argmax(1), made.label)  # and eta = 0.9 accepts it
+    assert bool((made.distance <= made.before).all())
+    net.head.weight.data -= 3.0  # out of the range of inputs: the nearest valid input is a corner
+    assert bool((prototype_inputs(net, x, steps=300).x < 1e-3).all())
+
+
+def test_prototypes_by_descent_come_closer_from_any_start():
+    torch.manual_seed(1)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4))
+    net = CentroidNet(body, Centroid(2, 4)).eval()
+    x = torch.rand(5, 1, 3, 4)
+    weights = [p.detach().clone() for p in net.parameters()]
+    for start in (None, torch.rand(5, 1, 3, 4)):
+        made = prototype_inputs(net, x, start=start, steps=60)
+        assert bool((made.distance < made.before).all())
+        assert 0 <= float(made.x.min()) <= float(made.x.max()) <= 1
+        features = net.body(made.x)
+        assert torch.allclose((features - net.head.weight.flatten(0, 1)[made.centroid]).norm(dim=1), made.distance)
+    assert all(torch.equal(p, w) and p.grad is None for p, w in zip(net.parameters(), weights, strict=True))
+    with pytest.raises(InputError, match="shape of x"):
+        prototype_inputs(net, x, start=x[:2])

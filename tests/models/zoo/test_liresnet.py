@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from holdfast.bounding.graph.ops import Conv
-from holdfast.bounding.graph.trace import trace
-from holdfast.bounding.lipschitz.constants import lipschitz_bound
+from holdfast.bounding.graph.trace import trace, trace_batch
+from holdfast.bounding.lipschitz.constants import lipschitz_bound, lipschitz_estimate
 from holdfast.bounding.lipschitz.spectral import norm_bound
 from holdfast.errors import InputError
 from holdfast.models import count_parameters, list_models, load_model, make_model, save_model
 from holdfast.models.layers import MinMax
-from holdfast.models.zoo.liresnet import LinearResidual, NormalizedLinear, liresnet
+from holdfast.models.zoo.liresnet import LinearResidual, NonlinearResidual, NormalizedLinear, liresnet
 
 
 def test_parameter_counts_are_those_of_the_architecture():
@@ -128,3 +128,58 @@ def test_bad_options_are_refused(options, message):
         make_model("liresnet", input_shape=(1, 28, 28), **options)
     with pytest.raises(InputError, match="even"):
         make_model("2c2f-minmax", hidden=(5,))
+
+
+SMALL = {"input_shape": (1, 8, 8), "classes": 3, "depth": 2, "width": 4, "neck": 6, "stem": (3, 1, 1)}
+
+
+def test_a_nonlinear_block_starts_as_the_identity_and_its_bound_is_one_plus_the_branch():
+    torch.manual_seed(0)
+    block = NonlinearResidual(4)
+    x = torch.rand(2, 4, 8, 7)
+    assert torch.equal(block(x), x)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    inner = block.first(x).unflatten(1, (2, 2)).sort(2, descending=True).values.flatten(1, 2)
+    branch = F.conv2d(inner, block.weight, block.bias, padding=1) * block.beta[:, None, None]
+    assert torch.allclose(block(x), x + branch, atol=1e-5)
+    shape = ((1, 1), (1, 1), (1, 1), 1, (4, 8, 7))
+    norms = [norm_bound(Conv(w.detach(), None, *shape)) for w in (block.first.weight, block.weight)]
+    model = nn.Sequential(block, MinMax(), nn.Flatten(), nn.Linear(224, 2)).eval()
+    proved = float(lipschitz_bound(trace(model, x)).body)
+    most = 1 + float(block.beta.detach().abs().max()) * math.prod(norms)
+    at_x = torch.autograd.functional.jacobian(lambda z: block(z[None])[0].flatten(), x[0]).flatten(1)
+    assert float(torch.linalg.matrix_norm(at_x, 2)) < proved <= 1.02 * most
+
+
+def test_networks_of_the_depth_study_differ_only_in_their_blocks():
+    models = {name: make_model(name, seed=0, **SMALL) for name in ("liresnet", "resnet-minmax", "convnet-minmax")}
+    kinds = {name: [type(module).__name__ for module in model] for name, model in models.items()}
+    rest = [list(kind[:2] + kind[3:4] + kind[5:]) for kind in kinds.values()]
+    assert rest[0] == rest[1] == rest[2]
+    assert [kind[2] for kind in kinds.values()] == ["LinearResidual", "NonlinearResidual", "Conv2d"]
+    count = {name: count_parameters(model) for name, model in models.items()}
+    assert count["resnet-minmax"] - count["liresnet"] == 2 * (9 * 16 + 4)
+    assert count["convnet-minmax"] - count["liresnet"] == -2 * 4
+
+
+def test_training_moves_a_branch_that_starts_at_zero_and_its_estimate_follows():
+    model = make_model("resnet-minmax", seed=0, **SMALL)
+    torch.manual_seed(0)
+    x, y = torch.rand(24, 1, 8, 8), torch.arange(24) % 3
+    state: dict[str, torch.Tensor] = {}
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for step in range(12):
+        graph, logits = trace_batch(model, x)
+        bound, state = lipschitz_estimate(graph, state, steps=5)
+        assert step > 0 or float(dict(bound.layers)["conv2d"].detach()) == 0
+        loss = F.cross_entropy(logits + 0.05 * bound.pairs[y], y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(model[2].beta.detach().abs().min()) > 0
+    graph = trace(model.eval(), x)
+    estimate = dict(lipschitz_estimate(graph, state, steps=5)[0].layers)
+    proved = dict(lipschitz_bound(graph).layers)
+    for name in ("conv2d", "conv2d_1"):
+        assert 0.8 * proved[name] < estimate[name].detach() <= 1.001 * proved[name]

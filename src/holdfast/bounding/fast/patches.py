@@ -1,10 +1,10 @@
-"""Interval bounds for patches: leading convolutions are bounded only in a window around each patch.
+"""Interval bounds for patches: the leading layers are bounded only where a patch reaches.
 
 Outside the receptive field of the patch every layer has the value that it has at the input x itself. A layer is
 therefore described by a window: the shift of the centre from the value at x, and the radius. Both are zero outside, so
 a convolution of the window is a small convolution with zero padding; an activation needs the value at x, cut out where
-the window lies. The bounds equal the bounds of `interval.propagate` up to rounding, which they do not account for:
-they are for training.
+the window lies. A dense first layer multiplies only the columns of the pixels under the patch. The bounds equal the
+bounds of `interval.propagate` up to rounding, which they do not account for: they are for training.
 """
 
 import math
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.bounding import interval
+from holdfast.bounding.core.placements import mixing_layer
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph, evaluate
 from holdfast.errors import UnsupportedError
@@ -69,10 +70,13 @@ class Frame:
         return F.pad(windows.flatten(2), (0, 1)).gather(2, index).view(len(cells), *shape)
 
 
-def margin_bounds(graph: Graph, x: Tensor, y: Tensor, threat: Patch, corners: Tensor, reach: float) -> Tensor:
+def margin_bounds(
+    graph: Graph, x: Tensor, y: Tensor, threat: Patch, corners: Tensor, reach: float, *, again: int = 1
+) -> Tensor:
     """Lower bounds of z_y - z_j for every class j and group of patches, shape (B, n, K); zero at j = y.
 
-    After the first layer, the union of the boxes of a group goes on (bound pooling).
+    Bound pooling: each p / again patches in a row are merged after the first layer, that is the box around their boxes
+    goes on; the `again` boxes of a group are merged after the second layer.
 
     Args:
         graph: the network.
@@ -80,21 +84,64 @@ def margin_bounds(graph: Graph, x: Tensor, y: Tensor, threat: Patch, corners: Te
         threat: the patch.
         corners: top-left corners (row, column) of n groups of p patches for each input, (B, n, p, 2).
         reach: largest change of a value under the patch.
+        again: a divisor of p.
     """
-    count, size = corners.shape[1:3]
-    last = 0 if is_reference() else _windowed(graph)
-    lower, upper = _window_bounds(graph, last, x, threat, corners, reach)
-    rest = graph.after(last)
-    if len(lower) > len(x) * count:
-        mixes = ops.Linear | ops.Conv if is_reference() else ops.Linear  # else convolutions are in the windows
-        first = next((i for i, node in enumerate(rest.nodes) if isinstance(node.op, mixes)), len(rest.nodes))
-        if any(j < first for node in rest.nodes[first + 1 :] for j in node.inputs) or first >= len(rest.nodes) - 1:
-            raise UnsupportedError("bound pooling needs a network whose first layer all others build on; use pool = 1")
-        lower, upper = interval.output_bounds(Graph(rest.nodes[: first + 1]), lower, upper, sound=False)
+    count, sizes = corners.shape[1], [corners.shape[2] // again, again]
+    dense = 0 if is_reference() else _dense_layer(graph)
+    last = dense or (0 if is_reference() else _windowed(graph))
+    if dense:
+        lower, upper = _dense_bounds(graph.nodes[dense].op, x, threat, corners, reach)
+        size = sizes.pop(0)
         lower, upper = _union(lower, upper, size)
+    else:
+        lower, upper = _window_bounds(graph, last, x, threat, corners, reach, sizes)
+    rest = graph.after(last)
+    while max(sizes, default=1) > 1:
+        first = mixing_layer(rest)
+        if first == len(rest.nodes) - 1:
+            raise UnsupportedError(
+                "bound pooling needs layers that all later ones build on, before the last; pool less"
+            )
+        lower, upper = interval.output_bounds(Graph(rest.nodes[: first + 1]), lower, upper, sound=False)
+        lower, upper = _union(lower, upper, sizes.pop(0))
         rest = rest.after(first)
     margins = interval.margin_bounds(rest, lower, upper, y.repeat_interleave(count), sound=False)
     return margins.view(len(x), count, -1)
+
+
+def _dense_layer(graph: Graph) -> int:
+    """The node of a dense layer that reads the flat input and that all others build on; 0 if there is none."""
+    flat = len(graph.nodes) > 2 and isinstance(graph.nodes[1].op, ops.Reshape) and graph.nodes[2].inputs == (1,)
+    alone = all(j >= 2 for node in graph.nodes[3:] for j in node.inputs)
+    return 2 if flat and alone and isinstance(graph.nodes[2].op, ops.Linear) and len(graph.nodes) > 3 else 0
+
+
+def _dense_bounds(op: ops.Op, x: Tensor, threat: Patch, corners: Tensor, reach: float) -> interval.Interval:
+    """W x + b + W_l (m - x)_l -+ abs(W_l) r_l over the pixels l of each patch, (B * n * p, M) each.
+
+    m and r are the middle and the radius of the box. If all inputs have the same corners, each W_l is read once.
+    """
+    assert isinstance(op, ops.Linear)
+    channels, height, width = x.shape[1:]
+    rows = corners[..., 0, None] + torch.arange(threat.height, device=x.device)
+    columns = corners[..., 1, None] + torch.arange(threat.width, device=x.device)
+    plane = torch.arange(channels, device=x.device)[:, None, None] * height
+    index = (plane + rows[..., None, :, None]) * width + columns[..., None, None, :]  # (B, n, p, C, h, w)
+    index = index.flatten(3).flatten(1, 2)  # (B, n p, C h w)
+    point = x.flatten(1)[:, None].expand(-1, index.shape[1], -1).gather(2, index)
+    lower, upper = (point - reach).clamp(min=threat.low), (point + reach).clamp(max=threat.high)
+    shift, radius = (lower + upper) / 2 - point, (upper - lower) / 2
+    shared = corners.stride(0) == 0 or len(x) == 1
+    weight = op.weight.T[index[0] if shared else index]  # (n p, C h w, M), or one for each input
+
+    def apply(values: Tensor, weight: Tensor) -> Tensor:
+        if shared:
+            return (values.transpose(0, 1) @ weight).transpose(0, 1)
+        return (values[:, :, None] @ weight).squeeze(2)
+
+    centre = op.apply(x.flatten(1))[:, None] + apply(shift, weight)
+    radius = apply(radius, weight.abs())
+    return (centre - radius).flatten(0, 1), (centre + radius).flatten(0, 1)
 
 
 def _union(lower: Tensor, upper: Tensor, size: int) -> interval.Interval:
@@ -115,9 +162,12 @@ def _windowed(graph: Graph) -> int:
 
 
 def _window_bounds(
-    graph: Graph, last: int, x: Tensor, threat: Patch, corners: Tensor, reach: float
+    graph: Graph, last: int, x: Tensor, threat: Patch, corners: Tensor, reach: float, sizes: list[int]
 ) -> interval.Interval:
-    """Bounds of the node `last` on whole maps, (B * n, *shape) each; (B * n * p, *shape) if no layer came yet."""
+    """Bounds of the node `last` on whole maps, (B * n * p, *shape) each.
+
+    Each convolution takes the next number from `sizes` and merges as many boxes in a row.
+    """
     size = corners.shape[2]
     convs = [node.op for node in graph.nodes[: last + 1] if isinstance(node.op, ops.Conv)]
     step = (math.prod(c.stride[0] for c in convs), math.prod(c.stride[1] for c in convs))
@@ -134,9 +184,9 @@ def _window_bounds(
         match node.op:
             case ops.Conv():
                 shift, radius, frame = _convolve(node.op, shift, radius, frame)
-                if size > 1:
+                if sizes and (size := sizes.pop(0)) > 1:
                     lower, upper = _union(shift - radius, shift + radius, size)
-                    shift, radius, cells, size = (lower + upper) / 2, (upper - lower) / 2, cells[::size], 1
+                    shift, radius, cells = (lower + upper) / 2, (upper - lower) / 2, cells[::size]
                 edge = corners.new_tensor(node.shape[1:])[None]
                 beyond = ~frame.within(torch.zeros_like(edge), edge, cells)
                 shift, radius = shift.masked_fill(beyond, 0), radius.masked_fill(beyond, 0)

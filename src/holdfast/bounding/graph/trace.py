@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -230,7 +231,15 @@ class Translator(fx.Interpreter):
         except UnsupportedError as error:
             if "layer '" in str(error):
                 raise
-            raise UnsupportedError(f"layer '{self.current}': {error}") from error
+            raise UnsupportedError(f"layer '{self.current}': {self._transformer()}{error}") from error
+
+    def _transformer(self) -> str:
+        """What to say first of a model with attention, whose first layer without a rule may be a mere transpose."""
+        graph = self.module.graph
+        assert isinstance(graph, fx.Graph)
+        called = [self.fetch_attr(str(n.target)) if n.op == "call_module" else n.target for n in graph.nodes]
+        attends = any(t is F.scaled_dot_product_attention or isinstance(t, nn.MultiheadAttention) for t in called)
+        return "part of a transformer, whose attention has no bounds; " if attends else ""
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         example = super().placeholder(target, args, kwargs)

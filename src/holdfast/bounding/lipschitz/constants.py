@@ -15,12 +15,14 @@ from holdfast.bounding.core.rounding import norm_above, unit
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Affine, Graph, Node, Shape
 from holdfast.bounding.lipschitz.single_layers import (
+    MONOTONE,
     activation_slope,
     in_double,
     merge_affine,
     overlap,
     plus_identity,
     refusal,
+    step_down,
 )
 from holdfast.bounding.lipschitz.spectral import linear_part, norm_bound, norm_estimate
 from holdfast.errors import UnsupportedError
@@ -36,12 +38,15 @@ class LipschitzBound(Shown):
         pairs: (K, K), of z_y - z_i: the norm of the difference of their weights, times `body`. Zero on the diagonal.
         layers: name and constant of each layer, in order of evaluation; merged ones have names like "conv+norm".
         proven: upper bounds (float64, rounding included), not estimates.
+        steps: for each residual block that steps down a potential, the index of its last node in the graph, the index
+            of the node that it starts from, and its constant, less than the sum of the constants of its branches.
     """
 
     body: Tensor
     pairs: Tensor
     layers: tuple[tuple[str, Tensor], ...]
     proven: bool
+    steps: tuple[tuple[int, int, float], ...] = ()
 
 
 @torch.no_grad()
@@ -75,7 +80,7 @@ def lipschitz_bound(graph: Graph, *, tight: float = 1.01, norm: Callable[..., fl
     body = body * (1 + 1e-12 * len(graph.nodes))
     distances = torch.stack([norm_above(row - rows) for row in rows])
     pairs = body * distances * (1 + 8 * unit(torch.float64) * (rows.shape[1] + 8))
-    return LipschitzBound(body, pairs, tuple(walk.layers), proven=True)
+    return LipschitzBound(body, pairs, tuple(walk.layers), proven=True, steps=tuple(walk.steps))
 
 
 def lipschitz_estimate(
@@ -153,7 +158,9 @@ class _Walk:
     ) -> None:
         self.graph, self.one, self.norm, self.prepare = graph, one, norm, prepare
         self.layers: list[tuple[str, Tensor]] = []
+        self.steps: list[tuple[int, int, float]] = []
         self.measured: dict[_Pending, _Known] = {}
+        self.activated: dict[_Known, _Pending] = {}  # a value after a monotone activation, and the value before
 
     def head(self) -> tuple[Tensor, Tensor]:
         """The constant of the features that enter the last operator, and its rows (K, n), one for each logit."""
@@ -172,7 +179,7 @@ class _Walk:
             case Affine():
                 return self.affine(node, node.op, values[0])
             case ops.Activation():
-                return self.scaled(node, values[0], activation_slope(node, node.op))
+                return self.activation(node, node.op, values[0])
             case ops.MaxPool():
                 return self.scaled(node, values[0], overlap(node.op, node.shape) ** 0.5)
             case ops.MinMax():  # sorting is 1-Lipschitz
@@ -201,6 +208,12 @@ class _Walk:
         self.layers.append((node.name, self.one * slope))
         return _Known(before.constant * slope)
 
+    def activation(self, node: Node, op: ops.Activation, value: _Value) -> _Known:
+        after = self.scaled(node, value, activation_slope(node, op))
+        if isinstance(value, _Pending) and op.kind in MONOTONE and 0 <= op.parameter <= 1:
+            self.activated[after] = value
+        return after
+
     def affine(self, node: Node, op: Affine, value: _Value) -> _Pending:
         op = self.prepare(op)
         if isinstance(value, _Pending) and value.shape == self.graph.nodes[node.inputs[0]].shape:
@@ -210,11 +223,31 @@ class _Walk:
         return _Pending(self.known(value), op, node.name, node.shape)
 
     def add(self, node: Node, a: _Value, b: _Value) -> _Known:
-        """K_a + K_b; the norm of I + A where one side is A times the other."""
-        for skip, branch in ((a, b), (b, a)):
+        """K_a + K_b; the norm of I + A where one side is A times the other; about 1 for a step down a potential."""
+        for side, (skip, branch) in enumerate(((a, b), (b, a))):
             source = self.measured.get(skip) if isinstance(skip, _Pending) else skip
-            if isinstance(branch, _Pending) and branch.source is source:
+            if source is None or not isinstance(branch, _Pending):
+                continue
+            known = self.down(node, side, source, branch)
+            if known is not None:
+                return known
+            if branch.source is source:
                 merged = plus_identity(branch.op)
                 if merged is not None:
-                    return self.known(_Pending(branch.source, merged, f"{branch.name}+{node.name}", branch.shape))
+                    return self.known(_Pending(source, merged, f"{branch.name}+{node.name}", branch.shape))
         return _Known(self.known(a).constant + self.known(b).constant)
+
+    def down(self, node: Node, side: int, source: _Known, branch: _Pending) -> _Known | None:
+        """The constant of x + B f(A x) where B is A^T, scaled and negative; see `step_down`."""
+        inner = self.activated.get(branch.source)
+        step = step_down(inner.op, branch.op) if inner is not None and inner.source is source else None
+        if inner is None or step is None:
+            return None
+        half, apart = step
+        norm = (self.norm(half, f"{len(self.layers)} {node.name}").square() - 1).clamp(min=1)
+        self.layers.append((node.name, norm))
+        total = source.constant * norm + self.known(inner).constant * apart
+        if not total.requires_grad and source.constant > 0:
+            index = next(i for i, other in enumerate(self.graph.nodes) if other is node)
+            self.steps.append((index, node.inputs[side], float(total / source.constant)))
+        return _Known(total)

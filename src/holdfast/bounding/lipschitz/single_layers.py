@@ -29,6 +29,12 @@ SLOPES: dict[str, Callable[[float], float]] = {
 """The largest slope of each activation, by its kind, as a function of its parameter."""
 
 
+MONOTONE = ("relu", "leaky_relu", "tanh", "arctan", "sigmoid")
+"""Activations with slopes between 0 and 1, if the parameter is."""
+MIRRORED = 1e-3
+"""x + B f(A x) is taken for a step down a potential if B is as close to -A^T S, relative to its size. Rounding keeps
+weights that are computed so much closer; all others are not close at all."""
+
 FALL = 1e-6
 """A function that falls somewhere has no Lipschitz constant. Softplus may fall by so much, times 1 / beta, which counts
 as rounding: with the default threshold of torch it falls by 2e-9."""
@@ -127,3 +133,47 @@ def plus_identity(op: Affine) -> Affine | None:
             centre[channels, channels % op.weight.shape[1], row, column] = 1
             return replace(op, weight=op.weight + centre)
     return None
+
+
+def step_down(first: Affine, then: Affine) -> tuple[Affine, Tensor] | None:
+    """(S^(1/2) A, a bound of ||E||) for B = E - A^T S with S diagonal, >= 0, and a small E; None where B is not so.
+
+    With an activation f of slopes D between 0 and 1, the Jacobian of x + B f(A x + a) is I - A^T S D A + E D A. The
+    first two terms are symmetric with eigenvalues between 1 - ||S^(1/2) A||^2 and 1, so the norm of the whole is at
+    most max(1, ||S^(1/2) A||^2 - 1) + ||E|| ||A||.
+    """
+    match first, then:
+        case ops.Linear(), ops.Linear() if first.weight.shape == then.weight.T.shape:
+            mirrored = then.weight.T
+        case ops.Conv(), ops.Conv() if _reads_back(first, then):
+            mirrored = then.weight.flip(2, 3).transpose(0, 1)
+        case _:
+            return None
+    a, b = first.weight.flatten(1), mirrored.flatten(1)
+    tiny = torch.finfo(a.dtype).tiny
+    s = (-(a * b).sum(1) / a.square().sum(1).clamp(min=tiny)).clamp(min=tiny)[:, None]
+    apart = (b + s * a).detach()
+    if not bool(apart.norm() <= MIRRORED * b.norm()):
+        return None
+    rounding = 8 * torch.finfo(a.dtype).eps * _tap_norms(mirrored.detach())
+    half = replace(first, weight=(s.sqrt() * a).view_as(first.weight))
+    return half, _tap_norms(apart.view_as(mirrored)) + rounding
+
+
+def _reads_back(first: ops.Conv, then: ops.Conv) -> bool:
+    """Whether `then` has the taps of the transpose of `first`, without stride and groups."""
+    out, inputs, *kernel = first.weight.shape
+    if then.weight.shape != (inputs, out, *kernel) or first.groups != 1 or then.groups != 1:
+        return False
+    if not first.stride == then.stride == (1, 1) or first.dilation != then.dilation:
+        return False
+    reach = [first.dilation[i] * (kernel[i] - 1) for i in range(2)]
+    sizes = tuple(first.in_shape[1 + i] + 2 * first.padding[i] - reach[i] for i in range(2))
+    return then.in_shape[1:] == sizes and all(then.padding[i] == reach[i] - first.padding[i] for i in range(2))
+
+
+def _tap_norms(weight: Tensor) -> Tensor:
+    """At least the norm of a matrix or of a convolution without a stride: a sum of Frobenius norms over its taps."""
+    taps = weight.flatten(2) if weight.ndim > 2 else weight[..., None]
+    norms: Tensor = torch.linalg.vector_norm(taps, dim=(0, 1))
+    return norms.sum()

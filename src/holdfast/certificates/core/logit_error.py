@@ -67,6 +67,7 @@ class Rounding:
             for i, node in enumerate(graph.nodes)
             if isinstance(node.op, ops.Average)
         }
+        self.blocks = {end: (start, constant) for end, start, constant in bound.steps}
         last = graph.nodes[-1].op
         self.distances = _distances(last) if isinstance(last, ops.Linear) else torch.empty(0)
         self.pairs = self._sizes(self._pair)
@@ -117,9 +118,27 @@ class Rounding:
         start = affine(_norm(self.centre, self.graph.nodes[0].shape), 1.0)
         sizes = [(start, torch.zeros_like(start))]
         for i, node in enumerate(self.graph.nodes[1:], start=1):
-            m, e = self._step(i, node, [sizes[j] for j in node.inputs], affine)
+            block = self._block(i, sizes, affine)
+            m, e = self._step(i, node, [sizes[j] for j in node.inputs], affine) if block is None else block
             sizes.append((m if cap is None else torch.minimum(m, cap(i, e)), e))
         return sizes
+
+    def _block(self, i: int, sizes: list[Sizes], affine: Affine) -> Sizes | None:
+        """m and e after a block h with a constant K of its own, from the node before it; None where there is none.
+
+        ||h(x)|| <= K ||x|| + ||h(0)||; and K e, plus the rounding inside the block if it starts from what was computed.
+        """
+        if i not in self.blocks:
+            return None
+        start, k = self.blocks[i]
+        (m, e), zero = sizes[start], affine(0.0)
+        at_zero, inside = {start: (zero, zero)}, {start: (m + e, zero)}
+        for j in range(start + 1, i + 1):
+            node = self.graph.nodes[j]
+            for known in (at_zero, inside):
+                if all(index in known for index in node.inputs):
+                    known[j] = self._step(j, node, [known[index] for index in node.inputs], affine)
+        return (k * m + at_zero[i][0], k * e + inside[i][1]) if i in inside else None
 
     def _last(self, op: ops.Linear, sizes: Sizes, affine: Affine) -> Sizes:
         """The rounding of each logit by itself, (..., K), and the error before the last layer, (..., 1).
@@ -224,7 +243,7 @@ def _absolute_norm(op: ops.Linear | ops.Conv) -> float:
     """At least the norm of |A|: the Frobenius norm, or the root of the largest row sum times the largest column sum."""
     weight = op.weight.double().abs()
     if isinstance(op, ops.Linear):
-        return float(norm_above(weight.view(1, -1))) * SLACK
+        return float(norm_above(weight.reshape(1, -1))) * SLACK
     rows = weight.flatten(1).sum(1).max()
     columns = weight.unflatten(0, (op.groups, -1)).sum((1, 3, 4)).max()
     return float((rows * columns).sqrt()) * SLACK

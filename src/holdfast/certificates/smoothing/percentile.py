@@ -29,7 +29,13 @@ class PercentileBounds(Shown):
     lower: Tensor  # -inf where the samples are too few for a bound
     median: Tensor  # the estimate of the percentile itself (the median for p = 1/2)
     upper: Tensor  # +inf where the samples are too few
-    confidence: float  # that one bound of one coordinate holds; that all hold if `familywise` was asked for
+    confidence: float  # that one bound of one coordinate holds; that all hold if `familywise`
+    epsilon: float  # radius of the open l2 ball
+    sigma: float
+    n: int  # samples
+    p: float = 0.5
+    familywise: bool = False
+    seed: int | None = None  # of the noise, where the samples were drawn here
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,7 +45,12 @@ class MeanBounds(Shown):
     lower: Tensor
     mean: Tensor
     upper: Tensor
-    confidence: float
+    confidence: float  # that one bound of one coordinate holds; that all hold if `familywise`
+    epsilon: float  # radius of the closed l2 ball
+    sigma: float
+    n: int  # samples
+    familywise: bool = False
+    seed: int | None = None  # of the noise, where the samples were drawn here
 
 
 def order_ranks(
@@ -96,8 +107,7 @@ def percentile_bounds(
         raise InputError(f"samples must have shape (n, ...) with n >= 1, got {tuple(samples.shape)}")
     if bool(samples.isnan().any()):
         raise InputError("there are NaN among the samples; give what has no value the value +inf or -inf")
-    n, coordinates = len(samples), max(1, samples[0].numel())
-    each = 1 - (1 - confidence) / (2 * coordinates) if familywise else confidence
+    n, each = len(samples), each_confidence(confidence, samples[0].numel(), familywise=familywise)
     low, high = order_ranks(n, epsilon, sigma, p=p, confidence=each)
     ordered = samples.sort(0).values
     infinite = torch.full_like(ordered[0], torch.inf)
@@ -106,7 +116,17 @@ def percentile_bounds(
         ordered[min(n, max(1, math.ceil(n * p))) - 1],
         infinite if high is None else ordered[high - 1],
         confidence,
+        epsilon,
+        sigma,
+        n,
+        p,
+        familywise,
     )
+
+
+def each_confidence(confidence: float, coordinates: int, *, familywise: bool) -> float:
+    """Confidence of one bound: if `familywise`, the two bounds of all coordinates share the risk equally."""
+    return 1 - (1 - confidence) / (2 * max(1, coordinates)) if familywise else confidence
 
 
 def mean_bounds(
@@ -117,16 +137,19 @@ def mean_bounds(
     low: float,
     high: float,
     confidence: float = 0.999,
+    familywise: bool = False,
     interval: Interval = "bernstein",
 ) -> MeanBounds:
     """Bounds of the mean of f(x + delta + G) for every ||delta||_2 <= epsilon, for values of f in [low, high].
 
     With g the smoothed mean, sigma Phi^-1((g - low) / (high - low)) is 1-Lipschitz in x (Salman et al., "Provably
     robust deep learning via adversarially trained smoothed classifiers", 2019). `confidence` is for each side of
-    each coordinate. Prefer the percentiles where the range is wide or unknown. `samples` as for `percentile_bounds`.
+    each coordinate, or for all together if `familywise`. Prefer the percentiles where the range is wide or unknown.
+    `samples` as for `percentile_bounds`.
     """
     _check(epsilon, sigma, 0.5, confidence)
-    below, above = mean_interval(samples, low, high, 1 - confidence, interval=interval)
+    each = each_confidence(confidence, samples[0].numel() if len(samples) else 1, familywise=familywise)
+    below, above = mean_interval(samples, low, high, 1 - each, interval=interval)
     scale = high - low
 
     def move(mean: Tensor, shift: float) -> Tensor:
@@ -136,7 +159,7 @@ def mean_bounds(
 
     lower = (move(below, -epsilon / sigma) - scale * SLACK).clamp(min=low)
     upper = (move(above, epsilon / sigma) + scale * SLACK).clamp(max=high)
-    return MeanBounds(lower, samples.double().mean(0), upper, confidence)
+    return MeanBounds(lower, samples.double().mean(0), upper, confidence, epsilon, sigma, len(samples), familywise)
 
 
 def check_sigma(sigma: float) -> None:

@@ -64,4 +64,4 @@ def prove(
     certified = (lower > needed) & reached
     name = variant.name if precision == "full" else f"{variant.name} of the model in {precision}"
     by = tuple(name if ok else "" for ok in certified.tolist())
-    return CertifyResult(certified, lower - needed, radius, how.alpha, by)
+    return CertifyResult(certified, lower - needed, radius, how.alpha, by, seed=seed)

@@ -184,6 +184,71 @@ def prototypes(net: CentroidNet, x: Tensor, examples: Tensor, *, count: int = 3,
     return Prototypes(centroid, centroid // net.head.weight.shape[1], distance, nearest[centroid])
 
 
+@dataclass(frozen=True, eq=False)
+class PrototypeInputs:
+    """Inputs made to look, to the network, like the centroid that decided.
+
+    Attributes:
+        x: (B, ...), the prototypes.
+        centroid: (B,) int64, number of the centroid nearest to each of the inputs explained.
+        label: (B,) int64, its class.
+        before, distance: (B,) from the features of the start, and of the prototype, to it.
+    """
+
+    x: Tensor
+    centroid: Tensor
+    label: Tensor
+    before: Tensor
+    distance: Tensor
+
+
+def prototype_inputs(
+    net: CentroidNet,
+    x: Tensor,
+    *,
+    start: Tensor | None = None,
+    steps: int = 200,
+    rate: float = 0.05,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> PrototypeInputs:
+    """x_p = argmin of ||features(x') - c|| over valid inputs, c the centroid nearest to x, by descent with Adam.
+
+    The best point of the whole descent is returned, so the distance never grows. It is a local minimum: other starts
+    give other prototypes.
+
+    Args:
+        net: in eval mode.
+        x: inputs to explain (B, ...).
+        start: where the descent begins, shape of x: training images of the class, or noise; x itself if not given.
+        steps, rate: of Adam, in the units of the input.
+        low, high: the valid range.
+    """
+    if steps < 1 or rate <= 0:
+        raise InputError(f"a descent needs steps >= 1 and rate > 0, got {steps} and {rate}")
+    if start is not None and start.shape != x.shape:
+        raise InputError(f"start must have the shape of x, {tuple(x.shape)}, got {tuple(start.shape)}")
+    with torch.no_grad():
+        chosen = net.head.distances(net.body(x)).flatten(1).argmin(1)
+        centres = net.head.weight.flatten(0, 1)[chosen]
+    point = (x if start is None else start).detach().clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([point], lr=rate)
+    best, least, before = point.detach().clone(), x.new_full((len(x),), torch.inf), x.new_zeros(len(x))
+    for step in range(steps + 1):
+        with torch.enable_grad():
+            away = torch.linalg.vector_norm(net.body(point) - centres, dim=1)
+            (gradient,) = torch.autograd.grad(away.sum(), point)
+        now = away.detach()
+        before = now if step == 0 else before
+        closer = (now < least).view(-1, *[1] * (x.ndim - 1))
+        best, least = torch.where(closer, point.detach(), best), torch.minimum(now, least)
+        point.grad = gradient.nan_to_num()
+        optimizer.step()
+        with torch.no_grad():
+            point.clamp_(low, high)
+    return PrototypeInputs(best, chosen, chosen // net.head.weight.shape[1], before, least)
+
+
 def centroid(
     *,
     body: str = "2c2f-minmax",

@@ -1,11 +1,14 @@
-"""Networks for certificates by Lipschitz constants: LiResNet, and plain stacks with MinMax.
+"""Networks for certificates by Lipschitz constants: LiResNet, the networks of its depth study, and plain stacks.
 
 The constant of a network is a product over its layers, and tight only if every layer's constant is. MinMax keeps the
 norm of gradients, and orthogonal weights start with the norm one in all directions. A residual branch with an
 activation would cost 1 + K_branch; a block of LiResNet is linear: skip and branch are one convolution with one norm.
+`resnet-minmax` has the branch with an activation, and `convnet-minmax` no skip at all: with everything else equal, they
+show what the linear block is worth at each depth.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +44,25 @@ class LinearResidual(nn.Module):
         gain = self.scale * self.beta
         identity = F.pad(torch.diag_embed(torch.ones_like(gain))[..., None, None], (1, 1, 1, 1))
         return F.conv2d(x, identity + gain[:, None, None, None] * self.weight, gain * self.bias, padding=1)
+
+
+class NonlinearResidual(nn.Module):
+    """x + beta * conv(minmax(conv(x))) with 3x3 convolutions; beta, one factor for each channel, starts at zero.
+
+    The block starts as the identity. Its Lipschitz constant is only known to be at most 1 + ||beta conv|| ||conv||.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = _orthogonal(nn.Conv2d(channels, channels, 3, padding=1))
+        self.minmax = MinMax()
+        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(channels, channels, 3, 3)))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.minmax(self.first(x))
+        return x + F.conv2d(inner, self.beta[:, None, None, None] * self.weight, self.beta * self.bias, padding=1)
 
 
 class OrthogonalLinear(nn.Module):
@@ -80,6 +102,41 @@ def liresnet(
         stem: kernel size, stride and padding of the first convolution: (5, 2, 2) for 32x32 images, (7, 4, 3) for 64x64
             and (14, 14, 0) for 224x224, which all give maps of 16x16.
     """
+    blocks = [LinearResidual(width, 1 / math.sqrt(depth)) for _ in range(depth)]
+    return _between(input_shape, classes, blocks, width, neck, stem)
+
+
+def resnet_minmax(
+    input_shape: Shape,
+    classes: int,
+    *,
+    depth: Count = 6,
+    width: Even = 128,
+    neck: Even = 2048,
+    stem: tuple[int, ...] = (5, 2, 2),
+) -> nn.Sequential:
+    """`liresnet` with `NonlinearResidual` blocks; options as there."""
+    return _between(input_shape, classes, [NonlinearResidual(width) for _ in range(depth)], width, neck, stem)
+
+
+def convnet_minmax(
+    input_shape: Shape,
+    classes: int,
+    *,
+    depth: Count = 6,
+    width: Even = 128,
+    neck: Even = 2048,
+    stem: tuple[int, ...] = (5, 2, 2),
+) -> nn.Sequential:
+    """`liresnet` with a 3x3 convolution in place of each block, without a skip; options as there."""
+    blocks = [_orthogonal(nn.Conv2d(width, width, 3, padding=1)) for _ in range(depth)]
+    return _between(input_shape, classes, blocks, width, neck, stem)
+
+
+def _between(
+    input_shape: Shape, classes: int, blocks: Sequence[nn.Module], width: int, neck: int, stem: tuple[int, ...]
+) -> nn.Sequential:
+    """The blocks, each with MinMax after it, between the stem and the head of LiResNet."""
     channels, height, image_width = need_image(input_shape)
     if len(stem) != 3 or min(stem[:2]) < 1 or stem[2] < 0:
         raise InputError(f"stem must be (kernel size, stride, padding), got {stem!r}")
@@ -90,8 +147,8 @@ def liresnet(
             f"input_shape {tuple(input_shape)} is too small: less than 4x4 is left after the stem {stem!r}"
         )
     modules: list[nn.Module] = [_orthogonal(nn.Conv2d(channels, width, kernel, stride, padding)), MinMax()]
-    for _ in range(depth):
-        modules += [LinearResidual(width, 1 / math.sqrt(depth)), MinMax()]
+    for block in blocks:
+        modules += [block, MinMax()]
     modules += [_orthogonal(nn.Conv2d(width, 2 * width, 4, 4)), MinMax(), nn.Flatten()]
     modules += [_orthogonal(nn.Linear(2 * width * rows * columns, neck)), MinMax(), NormalizedLinear(neck, classes)]
     return nn.Sequential(*modules)
@@ -126,6 +183,8 @@ _EIGHT = (*_EIGHT_1, (256, 3, 1, 1), (256, 4, 2, 1))
 
 add("liresnet", liresnet, "linear residual blocks with MinMax; choose depth, width and neck", _HU, input_shape=_CIFAR)
 add("liresnet-l18w256", liresnet, "LiResNet, 18 blocks of 256", _HU, input_shape=_CIFAR, depth=18, width=256)
+add("resnet-minmax", resnet_minmax, "liresnet with MinMax inside its branches, for comparison", _HU, input_shape=_CIFAR)
+add("convnet-minmax", convnet_minmax, "liresnet without its skips, for comparison", _HU, input_shape=_CIFAR)
 add("2c2f-minmax", minmax_cnn, "2c2f with MinMax", _LEINO, layers=((16, 4, 2, 1), (32, 4, 2, 1)))
 add("4c3f-minmax", minmax_cnn, "4c3f with MinMax", _LEINO, layers=_DOWN, hidden=(512, 512))
 add("6c2f-minmax", minmax_cnn, "6c2f with MinMax", _LEINO, layers=_SIX, hidden=(512,), input_shape=_CIFAR)
