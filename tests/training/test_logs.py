@@ -10,7 +10,14 @@ from torch.nn.functional import cross_entropy
 
 from holdfast.errors import InputError
 from holdfast.training import Interrupted, train
-from holdfast.training.logs import dead_layers, distance, read_examples, read_updates, share_examples
+from holdfast.training.logs import (
+    dead_layers,
+    distance,
+    product_of_norms,
+    read_examples,
+    read_updates,
+    share_examples,
+)
 from holdfast.training.state import RunState
 from holdfast.training.workers import Workers
 
@@ -55,6 +62,44 @@ def test_a_dead_layer_is_named_from_the_update_on_that_killed_it(toy_recipe, toy
     train(toy_recipe, model, toy_data, out=tmp_path / "run", epochs=1, **LOG)
     assert {row["dead"] for row in read_updates(tmp_path / "run")} == {"2"}
     assert dead_layers(plain_model(), toy_data.train.x) == []
+
+
+def test_the_history_has_the_product_of_the_norms(toy_data):
+    recipe = {
+        "epochs": 2,
+        "batch_size": 50,
+        "validation": 0,
+        "objective": {"name": "standard"},
+        "optimizer": {"lr": 0.1},
+    }
+    result = train(recipe, plain_model(), toy_data, progress=False, **{"log.norms": True})
+    spectral = [float(torch.linalg.matrix_norm(result.model[i].weight.detach(), 2)) for i in (1, 3)]
+    assert result.history[-1]["norms"] == pytest.approx(spectral[0] * spectral[1], rel=1e-4)
+    assert result.history[0]["norms"] != result.history[1]["norms"]
+    assert "norms" not in train(recipe, plain_model(), toy_data, progress=False).history[0]
+
+
+def test_the_product_of_norms_of_convolutions():
+    """Against the operator of the convolution written out."""
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)).double()
+    unit = torch.eye(64, dtype=torch.float64).view(64, 1, 8, 8)
+    first = nn.functional.conv2d(unit, model[0].weight, None, 2, 1).flatten(1)
+    expected = [float(torch.linalg.matrix_norm(m.detach(), 2)) for m in (first, model[3].weight)]
+    found, exact = product_of_norms(model, unit), expected[0] * expected[1]
+    assert 0.99 * exact < found < (1 + 1e-9) * exact
+
+
+def test_a_model_without_norms_is_refused_before_the_first_step(toy_data):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.Softmax(1), nn.Linear(8, 2))
+    recipe = {
+        "epochs": 1,
+        "batch_size": 50,
+        "validation": 0,
+        "objective": {"name": "standard"},
+        "optimizer": {"lr": 0.1},
+    }
+    with pytest.raises(InputError, match=r"log\.norms"):
+        train(recipe, model, toy_data, progress=False, **{"log.norms": True})
 
 
 def test_an_interrupted_run_writes_the_same_log(toy_recipe, toy_data, tmp_path, make_toy_model, monkeypatch):

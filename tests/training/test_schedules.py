@@ -12,7 +12,15 @@ from holdfast.models import make_model
 from holdfast.training import load_recipe, schedules
 from holdfast.training.loop import budget_factor
 from holdfast.training.optimizer import learning_rate
-from holdfast.training.schedules import BUDGETS, LEARNING_RATES, linear_rise, smooth_rise, warm_up, with_budget
+from holdfast.training.schedules import (
+    BUDGETS,
+    LEARNING_RATES,
+    linear_rise,
+    log_rise,
+    smooth_rise,
+    warm_up,
+    with_budget,
+)
 
 OPTIONS = {
     "constant": {},
@@ -52,6 +60,11 @@ def test_budgets_by_hand():
         [0, (1 - math.sqrt(0.5)) / 2, 0.5, (1 + math.sqrt(0.5)) / 2, 1, 1]
     )
     assert BUDGETS["constant"](0, 10) == 1
+    doubled = [0.0064, 0.0128, 0.0256, 0.0512, 0.1024]  # of linf 0.1, every 20 epochs
+    assert [0.1 * BUDGETS["doubling"](t, 100, first=0.064, every=20, final=1.024) for t in range(0, 100, 20)] == (
+        pytest.approx(doubled)
+    )
+    assert [BUDGETS["doubling"](t, 10, first=0.3, every=2) for t in (0, 1.99, 2, 4, 9)] == [0.3, 0.3, 0.6, 1, 1]
 
 
 def test_warm_up():
@@ -68,6 +81,8 @@ def test_warm_up():
         (lambda: schedules.one_cycle(0, 1, peak=1), "0 < peak < 1"),
         (lambda: schedules.cyclic(0, 1, period=0), "period > 0"),
         (lambda: schedules.linear_rise(0, 1, start=3, end=2), "start < end"),
+        (lambda: schedules.doubling(0, 1, first=0, every=2), "0 < first <= final"),
+        (lambda: schedules.doubling(0, 1, first=0.5, every=0), "every > 0"),
     ],
 )
 def test_bad_options_are_refused(call, text):
@@ -82,6 +97,18 @@ def test_scaled_budget_keeps_the_rest_of_the_threat():
     assert with_budget(Patch(2, 2), 1) == Patch(2, 2)
     with pytest.raises(InputError, match=r"patch:2x2.*cannot be scaled"):
         with_budget(Patch(2, 2), 0.5)
+
+
+def test_rises_from_a_part_of_the_budget():
+    """Hu et al., 2023: (min(2 t / T, 1) 1.9 + 0.1) eps; Leino et al., 2021: along a logarithm from 0.01 to 1.1."""
+    for t in (0.0, 3.0, 7.5, 10.0, 15.0, 20.0):
+        published = min(2 * t / 20, 1) * 1.9 + 0.1
+        assert linear_rise(t, 20, peak=2.0, initial=0.1, final=2.0) == pytest.approx(published)
+        along = math.exp(math.log(0.01) + min(2 * t / 20, 1) * (math.log(1.1) - math.log(0.01)))
+        assert log_rise(t, 20, end=10, initial=0.01, final=1.1) == pytest.approx(along)
+    for rise in (linear_rise, log_rise):
+        with pytest.raises(InputError, match="initial <= final"):
+            rise(1, 2, initial=2.0)
 
 
 def test_a_linear_rise_stops_at_one_times_its_final_value():

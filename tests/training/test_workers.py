@@ -32,8 +32,11 @@ def run(out, **options):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run(sys.argv[2], epochs=2)
-    run(sys.argv[2], resume=True)
+    if sys.argv[3:] == ["whole"]:
+        run(sys.argv[2])
+    else:
+        run(sys.argv[2], epochs=2)
+        run(sys.argv[2], resume=True)
 """
 
 # 61 inputs in batches of 20: the last batch has a single one, and the second process none of it.
@@ -72,10 +75,10 @@ def problem(toy_data, tmp_path):
     return tmp_path
 
 
-def launch(problem, out, *, processes):
+def launch(problem, out, *words, processes):
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1"]
     launcher.append(f"--master_port={free_port()}")
-    command = [sys.executable, *launcher, str(problem / "script.py"), str(problem), str(out)]
+    command = [sys.executable, *launcher, str(problem / "script.py"), str(problem), str(out), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -103,20 +106,27 @@ def test_two_processes_give_the_run_of_one(problem, monkeypatch):
         train(problem / "run.toml", model, data, out=problem / "two", resume=True)
 
 
-def test_two_processes_share_universal_patterns(problem, monkeypatch):
-    objective = 'name = "upat"\npatterns = "per-slot"\n'
+@pytest.mark.parametrize("patterns", ["3", '"per-slot"'])
+def test_two_processes_share_universal_patterns(patterns, problem, monkeypatch):
+    """As one process up to the order of sums; interrupted and resumed, the same bits as without interruption."""
+    objective = f'name = "upat"\npatterns = {patterns}\n'
     text = RECIPE.replace('name = "at"\n[attack]\nname = "pgd"\nsteps = 2\n', objective).replace(
         'threat = "linf:0.05"', ""
     )
     (problem / "run.toml").write_text(text)
-    two = launch(problem, problem / "two", processes=2)
+    resumed = launch(problem, problem / "two", processes=2)
+    whole = launch(problem, problem / "whole", "whole", processes=2)
+    assert resumed["objective"].keys() == whole["objective"].keys() >= {"pyramid_1"}
+    for part in ("model", "objective"):
+        assert all(torch.equal(value, whole[part][key]) for key, value in resumed[part].items())
     monkeypatch.setattr(sys, "argv", ["script.py", str(problem), str(problem / "one")])
     runpy.run_path(str(problem / "script.py"), run_name="__main__")
     one = torch.load(problem / "one" / "checkpoints" / "last.pt", weights_only=True)
-    assert one["objective"]["pyramid_1"].shape == (20, 1, 5, 4)
-    assert torch.allclose(one["objective"]["pyramid_1"], two["objective"]["pyramid_1"], atol=1e-6)
+    assert one["objective"]["pyramid_1"].shape == (3 if patterns == "3" else 20, 1, 5, 4)
+    assert one["objective"]["pyramid_1"].abs().max() > 0
+    assert torch.allclose(one["objective"]["pyramid_1"], resumed["objective"]["pyramid_1"], atol=1e-6)
     for key, value in one["model"].items():
-        assert torch.allclose(value, two["model"][key], atol=1e-5)
+        assert torch.allclose(value, resumed["model"][key], atol=1e-5)
 
 
 def test_shares_cover_the_batch_with_weights_that_add_up():

@@ -9,6 +9,7 @@ An epoch has files of its own, written before its checkpoint: what a killed run 
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.bounding.graph.trace import trace_batch
+from holdfast.bounding.lipschitz.constants import lipschitz_estimate
+from holdfast.certificates.core.lipschitz_margins import single_constant
 from holdfast.errors import InputError
 from holdfast.registry import get_objective
 from holdfast.training import folder as files
@@ -33,6 +37,7 @@ from holdfast.utils.resume import load_arrays, reading, save_arrays
 START = Path(files.LOG) / "start.pt"
 EXAMPLES = ("loss", "error", "norm")
 """What is kept of each example."""
+POWER_STEPS = 100
 _STATE = "log_"  # begins the names of these tensors in the state of the objective
 _WAY_OUT = "restore it from a copy, or repeat the run"
 
@@ -82,6 +87,24 @@ def dead_layers(model: nn.Module, x: Tensor) -> list[str]:
         for handle in handles:
             handle.remove()
     return [name for name, value in highest.items() if value <= 0]
+
+
+@torch.no_grad()
+def product_of_norms(model: nn.Module, x: Tensor) -> float:
+    """prod_l |W_l|_2, with the slopes of the activations, for one layer after the other: a Lipschitz constant.
+
+    An estimate from below by 100 steps of power iteration, so that it proves nothing. Paths that meet add up, as in
+    `bounding.lipschitz`. x (B, ...) only says what the inputs look like.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> layer.weight.data = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+    >>> round(product_of_norms(nn.Sequential(layer, nn.ReLU(), layer), torch.rand(1, 2)), 4)
+    9.0
+    """
+    with in_mode(model, False):
+        graph = single_constant(trace_batch(model, x[:1])[0])
+    bound, _ = lipschitz_estimate(graph, {}, steps=POWER_STEPS)
+    return float(bound.pairs.max()) / math.sqrt(2)  # which `single_constant` puts on the difference of two logits
 
 
 def log_update(run: RunState, x: Tensor, start: Weights, figures: Mapping[str, float]) -> None:

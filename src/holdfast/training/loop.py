@@ -25,7 +25,15 @@ from holdfast.training.collapse import warn_of_collapse
 from holdfast.training.context import Context
 from holdfast.training.display import display, write_scalars
 from holdfast.training.interrupt import stop_on_signal
-from holdfast.training.logs import keep_start, log_examples, log_update, share_examples, start_weights, write_logs
+from holdfast.training.logs import (
+    keep_start,
+    log_examples,
+    log_update,
+    product_of_norms,
+    share_examples,
+    start_weights,
+    write_logs,
+)
 from holdfast.training.optimizer import gradient_norm, learning_rate, make_optimizer, set_learning_rate
 from holdfast.training.periods import pas
 from holdfast.training.prune.binary_connect import clip_real_weights
@@ -36,6 +44,7 @@ from holdfast.training.schedules import BUDGETS, with_budget
 from holdfast.training.setup import Task, fingerprint, open_run, prepare, run_folder
 from holdfast.training.state import Best, RunState, copy_weights, load_weights
 from holdfast.training.workers import Workers, find_workers, make_step
+from holdfast.utils.allocator import reuse_blocks
 from holdfast.utils.memory import peak_memory
 
 # One seed serves several uses; each draws from a stream of its own.
@@ -77,6 +86,7 @@ def train(
         >>> sorted(result.history[0])[:3]
         ['budget', 'epoch', 'gradient_norm']
     """
+    reuse_blocks()
     resolved = load_recipe(recipe, overrides)
     folder = run_folder(recipe, out, resume=resume, force=force)
     team = find_workers()
@@ -274,8 +284,13 @@ def finish_epoch(task: Task, run: RunState, team: Workers, batches: int) -> None
         "gradient_norm": figures.pop("norm"),
         **{f"train_{key}": value for key, value in figures.items()},
     }
+    if recipe.log.norms:
+        row["norms"] = product_of_norms(run.judged, next(inputs(task, [torch.zeros(1, dtype=torch.long)])))
     scores = validate(task.validation, task, run, team)
     row |= {f"validation_{key}": value for key, value in scores.items()}
+    if recipe.evaluate.gap:
+        seen = validate(task.train, task, run, team)
+        row |= {f"gap_{key}": seen[key] - value for key, value in scores.items()}
     if recipe.single_step and "single" in scores:
         row["collapsed"] = warn_of_collapse(row, run.history)
     row |= {"seconds": run.seconds, "images_per_second": count / run.seconds, "peak_memory_mb": peak_memory()}

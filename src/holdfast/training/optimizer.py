@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
 
 from holdfast.errors import InputError
+from holdfast.training.lookahead import with_lookahead
 from holdfast.training.muon import Muon
 from holdfast.training.recipe.recipe import OptimizerPart, Recipe
 from holdfast.training.schedules import LEARNING_RATES, warm_up
@@ -17,12 +18,25 @@ def make_optimizer(part: OptimizerPart, model: nn.Module) -> Optimizer:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameters that require gradients: there is nothing to train")
+    optimizer = _plain(part, parameters)
+    if part.lookahead == 0:
+        return optimizer
+    return with_lookahead(optimizer, every=part.lookahead, rate=part.lookahead_rate)
+
+
+def _plain(part: OptimizerPart, parameters: list[nn.Parameter]) -> Optimizer:
     rates: dict[str, Any] = {"lr": part.lr, "weight_decay": part.weight_decay}
-    if part.name == "sgd":
-        return SGD(parameters, momentum=part.momentum, nesterov=part.nesterov, **rates)
-    if part.name == "muon":
-        return Muon(parameters, momentum=part.momentum, **rates)
-    return (Adam if part.name == "adam" else AdamW)(parameters, **rates)
+    match part.name:
+        case "sgd":
+            return SGD(parameters, momentum=part.momentum, nesterov=part.nesterov, **rates)
+        case "muon":
+            return Muon(parameters, momentum=part.momentum, **rates)
+        case "nadam":
+            return NAdam(parameters, decoupled_weight_decay=True, **rates)
+        case "adam":
+            return Adam(parameters, **rates)
+        case "adamw":
+            return AdamW(parameters, **rates)
 
 
 def learning_rate(recipe: Recipe, t: float) -> float:

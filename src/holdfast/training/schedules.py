@@ -70,15 +70,47 @@ def cyclic(t: float, epochs: float, *, period: float, low: float = 0.0) -> float
 
 
 def linear_rise(
-    t: float, epochs: float, *, end: float | None = None, start: float = 0.0, peak: float = 1.0, final: float = 1.0
+    t: float,
+    epochs: float,
+    *,
+    end: float | None = None,
+    start: float = 0.0,
+    initial: float = 0.0,
+    peak: float = 1.0,
+    final: float = 1.0,
 ) -> float:
-    """Zero until the epoch `start`, linear up to `peak` at the epoch `end`, never above one; all of it times `final`.
+    """`initial` until the epoch `start`, linear up to `final` at the epoch `end`.
 
-    Without `end` it rises until the end of the run or period. A peak above one reaches the full budget earlier: Liu et
-    al., "On the loss landscape of adversarial training", 2020, rise to twice the budget. `final` above one trains for
-    more than the budget that counts, as certified training does on MNIST.
+    Without `end` it rises until the end of the run or period. A `peak` above one heads for so many times the rise, and
+    stops where it is complete: Liu et al., "On the loss landscape of adversarial training", 2020, rise to twice the
+    budget. `final` above one trains for more than the budget that counts, as certified training does on MNIST.
     """
-    return final * min(1.0, peak * _risen(t, start, epochs if end is None else end, peak, final))
+    risen = min(1.0, peak * _risen(t, start, epochs if end is None else end, peak, final))
+    if not 0 <= initial <= final:
+        raise InputError(f"a rising budget needs 0 <= initial <= final, got {initial:g} and {final:g}")
+    return initial + (final - initial) * risen
+
+
+def log_rise(
+    t: float,
+    epochs: float,
+    *,
+    end: float | None = None,
+    start: float = 0.0,
+    initial: float = 0.01,
+    final: float = 1.0,
+) -> float:
+    """`initial` until the epoch `start`, then by the same factor in every step, up to `final` at the epoch `end`.
+
+    The schedule of Leino, Wang and Fredrikson, "Globally robust neural networks", 2021.
+
+    >>> [round(log_rise(t, 10, initial=0.01), 6) for t in (0, 5, 10)]
+    [0.01, 0.1, 1.0]
+    """
+    risen = _risen(t, start, epochs if end is None else end, 1.0, final)
+    if not 0 < initial <= final:
+        raise InputError(f"the logarithmic rise needs 0 < initial <= final, got {initial:g} and {final:g}")
+    return float(initial * (final / initial) ** risen)
 
 
 def cosine_rise(
@@ -114,6 +146,21 @@ def smooth_rise(
     return float(final * c * (middle**power + power * middle ** (power - 1) * (risen - middle)))
 
 
+def doubling(t: float, epochs: float, *, first: float, every: float, final: float = 1.0) -> float:
+    """`first`, doubled after every `every` epochs until it reaches `final`.
+
+    (Liu, Salzmann and Süsstrunk, "Training provably robust models by polyhedral envelope regularization", 2020.)
+
+    >>> [doubling(t, 100, first=0.064, every=20, final=1.024) for t in (0, 19.9, 20, 99)]
+    [0.064, 0.064, 0.128, 1.024]
+    """
+    if not 0 < first <= final or every <= 0:
+        raise InputError(
+            f"the doubling budget needs 0 < first <= final and every > 0, got {first:g}, {final:g} and {every:g}"
+        )
+    return float(min(final, first * 2.0 ** (t // every)))
+
+
 def _risen(t: float, start: float, end: float, peak: float, final: float) -> float:
     if not 0 <= start < end or peak < 1 or final <= 0:
         raise InputError(
@@ -126,7 +173,7 @@ def _risen(t: float, start: float, end: float, peak: float, final: float) -> flo
 LEARNING_RATES: dict[str, Schedule] = {"constant": constant, "step": step, "multistep": multistep, "cosine": cosine}
 LEARNING_RATES |= {"one-cycle": one_cycle, "cyclic": cyclic}
 BUDGETS: dict[str, Schedule] = {"constant": constant, "linear": linear_rise}
-BUDGETS |= {"cosine": cosine_rise, "smooth": smooth_rise}
+BUDGETS |= {"cosine": cosine_rise, "smooth": smooth_rise, "log": log_rise, "doubling": doubling}
 
 
 def warm_up(t: float, epochs: float) -> float:

@@ -27,6 +27,7 @@ from holdfast.training.augment import check_images
 from holdfast.training.context import Parts, in_mode
 from holdfast.training.display import check_tensorboard
 from holdfast.training.initial_weights import ibp_weights
+from holdfast.training.logs import product_of_norms
 from holdfast.training.outputs import top_layer
 from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe, to_table, to_toml
@@ -126,11 +127,16 @@ def make_parts(recipe: Recipe, model: nn.Module, split: Split) -> Parts:
 
     x, top = split.x[:2].to(next(model.parameters())), None
     with in_mode(model, False):
+        check = get("train", recipe.objective.name).check_model
+        if check is not None:  # its errors name the keys themselves
+            check(model, x, **recipe.objective.options)
         for where, choice in recipe.parts.items():
             check = get("train", choice.name).check_model
             if check is not None:
                 top = _checked(where, partial(check, model, x, **choice.options)) or top
     terms = {name: partial(get("train", name).function, **options) for name, options in recipe.regularizers.items()}
+    if recipe.log.norms:
+        _checked("log.norms", partial(product_of_norms, model, x))
     watched = _watched(model, x) if recipe.log.losses else None
     return Parts(bound(recipe.attack), bound(recipe.targets), terms, bound(recipe.perturb_weights), top, watched)
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from attack_tasks import EPS, linear, with_margin
 from contexts import make_context
-from holdfast import L2, Linf
+from holdfast import L2, InputError, Linf
 from holdfast.training.attack.fgsm import fgsm, fgsm_rs
 from holdfast.training.attack.pgd import pgd
 from holdfast.training.step import fit
@@ -31,6 +31,27 @@ def test_pgd_step_follows_the_scheduled_budget():
         once = pgd(linear(), x, y, fit, context, steps=1, step_size=eps / 4)
         moved[eps] = (once - start).abs().max().item()
     assert moved[0.1] == pytest.approx(10 * moved[0.01], rel=1e-3)
+
+
+@pytest.mark.parametrize(("eps", "taken"), [(0.4, 50), (0.2, 30), (0.0, 10)])
+def test_steps_follow_the_budget(eps, taken):
+    """budget / 0.01 + 10 steps, of Liu et al., 2020."""
+    x, y = with_margin(0.9)
+    seen = []
+    model = nn.Sequential(linear())
+    model.register_forward_hook(lambda *_: seen.append(1))
+    pgd(model, x, y, fit, make_context(x, Linf(eps)), steps=10, step_size=0.01, per_budget=True)
+    passes = len(seen)
+    seen.clear()
+    pgd(model, x, y, fit, make_context(x, Linf(eps)), steps=taken, step_size=0.01)
+    assert passes == len(seen)
+    assert passes in (taken, taken + 1)
+
+
+def test_steps_that_follow_the_budget_need_a_size():
+    x, y = with_margin(0.9)
+    with pytest.raises(InputError, match=r"attack\.step_size"):
+        pgd(linear(), x, y, fit, make_context(x, Linf(0.1)), per_budget=True)
 
 
 @pytest.mark.parametrize("attack", [pgd, fgsm, fgsm_rs])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -20,13 +21,18 @@ from holdfast.threats import L2
 from holdfast.training.objectives.core.lipschitz import RIVAL, VECTORS, estimated, margin_loss
 from holdfast.training.objectives.gloro import ce_loss, emma_loss, gloro, ramp_loss, trades_loss
 from holdfast.training.objectives.lmt import lmt
+from holdfast.training.objectives.lmt_ellipsoid import lmt_ellipsoid
 from holdfast.training.recipe.reading import load_recipe
 
 LOSSES = ("emma", "ce", "trades", "margin", "ramp")
 RECIPES = (
     *("mnist-gloro", "mnist-gloro-l2-0.3", "mnist-gloro-muon", "cifar10-gloro", "cifar10-gloro-liresnet"),
-    *("mnist-mini-gloro", "mnist-mini-lmt"),
+    *("mnist-mini-gloro", "mnist-mini-lmt", "mnist-mini-lmt-ellipsoid"),
 )
+
+
+def number(value):
+    return value.detach().item()
 
 
 def network(dtype=torch.float64):
@@ -193,6 +199,39 @@ def test_margins_of_lmt_are_never_smaller_than_those_of_pairs():
     assert all(bool(model[i].weight.grad.any()) for i in (0, 3, 5))
 
 
+def test_the_ellipsoid_of_a_linear_network_is_exact():
+    """The worst point of the ball is known: x - eps (w_y - w_j) / |w_y - w_j| for the nearest of two classes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2)).double()
+    x, y, eps = torch.rand(5, 1, 6, 6, dtype=torch.float64), torch.arange(5) % 2, 0.3
+    loss, found = lmt_ellipsoid(model, x, y, make_context(5, L2(eps)))
+    away = model[1].weight[y] - model[1].weight[1 - y]
+    worst = x.flatten(1) - eps * away / away.norm(dim=1, keepdim=True)
+    assert number(loss) == pytest.approx(number(cross_entropy(model[1](worst), y)))
+    assert float(found["lipschitz"]) == pytest.approx(number(away[0].norm()))
+
+
+def test_the_ellipsoid_is_gloro_with_the_margin_loss_and_lies_in_the_ball():
+    model = network()
+    x, y = torch.rand(6, 1, 6, 6, dtype=torch.float64), torch.arange(6) % 4
+    ellipsoid, ball, margin = (
+        number(f(model, x, y, make_context(6, L2(0.3)), steps=200)[0])
+        for f in (lmt_ellipsoid, lmt, partial(gloro, loss="margin"))
+    )
+    assert ellipsoid == margin
+    assert ellipsoid < ball
+
+
+def test_a_layer_that_is_scaled_scales_what_is_taken_off_the_margins():
+    model = network()
+    x, y = torch.rand(6, 1, 6, 6, dtype=torch.float64), torch.arange(6) % 4
+    before = float(lmt_ellipsoid(model, x, y, make_context(6, L2(0.3)), steps=200)[1]["lipschitz"])
+    with torch.no_grad():
+        model[3].weight.mul_(3)
+    after = float(lmt_ellipsoid(model, x, y, make_context(6, L2(0.3)), steps=200)[1]["lipschitz"])
+    assert after == pytest.approx(3 * before)
+
+
 def test_the_vectors_go_on_from_step_to_step():
     model = network()
     x, y = torch.rand(6, 1, 6, 6, dtype=torch.float64), torch.arange(6) % 4
@@ -265,8 +304,8 @@ def test_bfloat16_refuses_weights_that_it_would_blur():
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_load(name):
     recipe = load_recipe(name)
-    assert recipe.objective.name in ("gloro", "lmt")
-    assert recipe.evaluate.certify == {"gloro": "gloro", "lmt": "lipschitz"}[recipe.objective.name]
+    certificates = {"gloro": "gloro", "lmt": "lipschitz", "lmt-ellipsoid": "gloro"}
+    assert recipe.evaluate.certify == certificates[recipe.objective.name]
     assert recipe.selects == "certified"
     assert recipe.adversary is not None
     assert recipe.adversary.name == "l2"

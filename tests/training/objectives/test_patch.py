@@ -17,6 +17,7 @@ from holdfast.random import Noise
 from holdfast.training import load_recipe, train
 from holdfast.training.objectives import patch as module
 from holdfast.training.objectives.patch import groups, patch, place_margins, worst_margins
+from holdfast.utils.reference import reference
 from patch_tasks import convnet, dense_margins, task
 
 
@@ -136,6 +137,72 @@ def test_pooling_is_the_union_after_the_first_layer(make, pool):
     every = dense_margins(graph, x, y, threat, corners, 1.0).amin(1)
     assert bool((ours <= every + 1e-5).all())
     assert torch.allclose(ours, every, atol=1e-5) == (pool == 1)
+
+
+def deep():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(126, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+
+
+@pytest.mark.parametrize(("make", "layers"), [(convnet, (1, 2)), (deep, (2, 2))])
+@pytest.mark.parametrize(("pool", "again"), [(2, 2), (1, 2), (3, 2)])
+def test_pooling_again_is_the_union_of_unions_after_the_second_layer(make, layers, pool, again):
+    model, threat, shape = make().eval(), hf.Patch(2, 2), (2, 9, 7)
+    x, y = task()
+    graph, corners = trace(model, x), threat.locations(shape)
+    index = groups(threat, x, pool, again)
+    assert index.shape[1] == (pool * again) ** 2
+    ours = worst_margins(graph, x, y, threat, corners[index], 1.0, again=again**2)
+    first, rest = type(graph)(graph.nodes[: layers[0] + 1]), graph.after(layers[0])
+    second, last = type(graph)(rest.nodes[: layers[1] + 1]), rest.after(layers[1])
+    margins = []
+    for top, left in itertools.product(range(0, 8, pool * again), range(0, 6, pool * again)):
+        lows, highs = [], []
+        for i, j in itertools.product(range(again), repeat=2):
+            at = (top + i * pool, left + j * pool)
+            near = [p for p in corners.tolist() if all(a <= b < a + pool for a, b in zip(at, p, strict=True))]
+            if not near:
+                continue
+            boxes = (b.flatten(0, 1) for b in threat.boxes(x, torch.tensor(near)))
+            low, high = (b.unflatten(0, (5, -1)) for b in interval.output_bounds(first, *boxes, sound=False))
+            low, high = interval.output_bounds(second, low.amin(1), high.amax(1), sound=False)
+            lows.append(low)
+            highs.append(high)
+        union = torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+        margins.append(interval.margin_bounds(last, *union, y, sound=False))
+    assert torch.allclose(ours, torch.stack(margins).amin(0), atol=1e-5)
+    proved = hf.certify(model, x, y, threat, "patch", pool=pool, pool_again=again, sound=False).margin
+    assert torch.allclose(proved, ours.scatter(1, y[:, None], torch.inf).amin(1), atol=1e-5)
+    once = worst_margins(graph, x, y, threat, corners[groups(threat, x, pool)], 1.0)
+    assert bool((ours <= once + 1e-5).all())
+    assert bool((ours < once - 1e-4).any())
+
+
+def test_a_dense_first_layer_reads_only_the_columns_under_the_patch():
+    model, threat = deep().eval(), hf.Patch(2, 3, low=-0.5, high=1.5)
+    x, y = task()
+    graph, corners = trace(model, x), threat.locations((2, 9, 7))
+    shared = corners[None, :, None].expand(5, -1, 1, 2)
+    apart = shared.contiguous()
+    with reference():
+        theirs = place_margins(graph, x, y, threat, shared, 0.7)
+    assert torch.allclose(theirs, dense_margins(graph, x, y, threat, corners, 0.7), atol=1e-5)
+    weights = list(model.parameters())
+    slow = torch.autograd.grad(theirs.sum(), weights)
+    for places in (shared, apart):
+        ours = place_margins(graph, x, y, threat, places, 0.7)
+        assert torch.allclose(ours, theirs, atol=1e-5)
+        pairs = zip(torch.autograd.grad(ours.sum(), weights), slow, strict=True)
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in pairs)
+    # No other column is read: it may hold anything.
+    x, _ = task(1)
+    flat = torch.zeros(2, 9, 7, dtype=torch.bool)
+    flat[:, 3:5, 2:5] = True
+    before = local._dense_bounds(graph.nodes[2].op, x, threat, torch.tensor([[[[3, 2]]]]), 0.7)
+    with torch.no_grad():
+        model[1].weight[:, ~flat.flatten()] += 1.0
+    after = local._dense_bounds(trace(model, x).nodes[2].op, x, threat, torch.tensor([[[[3, 2]]]]), 0.7)
+    assert torch.allclose(before[1] - before[0], after[1] - after[0], atol=1e-5)
 
 
 def test_pooling_gradients_are_those_of_the_pooled_loss():

@@ -193,3 +193,18 @@ def test_the_small_recipe_trains():
     row = train("mnist-mini-patch-guided", data=few, progress=False, **changes).history[-1]
     assert row["train_proposal_error"] >= 0
     assert 0 <= row["validation_certified"] <= row["validation_clean"]
+
+
+def test_the_rate_of_the_u_net_is_a_multiple_of_the_models():
+    model = convnet().eval()
+    x, y = task()
+    moved = {}
+    for rate in (1.0, 0.25):
+        context = make_context(5, THREAT)
+        module.proposal_weights(context, x, 4, 10)
+        before = {key: value.clone() for key, value in context.state.items() if key.startswith(module.WEIGHT + "head")}
+        patch_guided(model, x, y, context, rate=rate)
+        moved[rate] = torch.cat([(context.state[key] - value).flatten() for key, value in before.items()])
+    # The first step of Adam has the length of its learning rate in every weight that has a gradient.
+    assert torch.allclose(moved[0.25], 0.25 * moved[1.0], rtol=1e-3, atol=1e-7)
+    assert float(moved[1.0].abs().max()) > 0

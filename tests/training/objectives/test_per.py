@@ -23,6 +23,7 @@ from holdfast.random import Noise
 from holdfast.threats import L1, L2, Linf
 from holdfast.training.attack.pgd import pgd
 from holdfast.training.context import Parts
+from holdfast.training.loop import budget_factor
 from holdfast.training.objectives.per import envelope, hinge, others, per, per_at, sample, signed_distances
 from holdfast.training.recipe.reading import load_recipe
 from holdfast.training.step import fit
@@ -221,7 +222,7 @@ def test_no_penalty_where_all_classes_are_far_enough():
         assert number(metrics["verified"]) == 1.0
 
 
-@pytest.mark.parametrize("bounds", ["linear", "interval"])
+@pytest.mark.parametrize("bounds", ["linear", "interval", "forward"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_gradient_by_finite_differences(bounds, norm):
     model = network(5, 7, 6, 3, seed=4)
@@ -251,6 +252,21 @@ def test_linear_bounds_prove_more_than_interval_bounds():
     metrics = {b: per(model, x, y, make_context(40, Linf(0.05)), bounds=b)[1] for b in ("linear", "interval")}
     assert number(metrics["linear"]["verified"]) > number(metrics["interval"]["verified"]) > 0
     assert number(metrics["linear"]["per"]) < number(metrics["interval"]["per"])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_forward_form_gives_the_faces_of_the_certificate(norm):
+    """The same envelope as `pec(forward=True)`, whose whole-ball proofs it counts."""
+    model, x, y = classified(4, 12, 12, 3)
+    threat = BALL[norm]({"linf": 0.05, "l2": 0.08, "l1": 0.1}[norm])
+    graph, _ = trace_batch(model, x)
+    slope, shift, proved = envelope(graph, x, y, threat, "forward")
+    distances = signed_distances(x, slope, shift, norm, UNIT)
+    found = hf.certify(model, x, y, threat, "pec", forward=True, sound=False)
+    assert torch.equal(proved, found.certified)
+    assert 0 < int(proved.sum()) < len(x)
+    nearest = distances.detach().amin(1).clamp(0, threat.eps)
+    assert torch.allclose(torch.where(found.certified, threat.eps, nearest), found.radius, atol=1e-9)
 
 
 def test_verified_is_what_the_certificate_proves():
@@ -309,7 +325,7 @@ def test_per_at_without_a_move_is_per():
     model = network(5, 7, 6, 3)
     x, y = batch(6, 5, 3)
     stays = make_context(6, Linf(0.1), parts=Parts(attack=lambda model, x, y, loss, context: x))
-    for options in ({}, {"bounds": "interval"}, {"share": 0.5}):
+    for options in ({}, {"bounds": "interval"}, {"bounds": "forward"}, {"share": 0.5}):
         a, b = per_at(model, x, y, stays, **options), per(model, x, y, stays, **options)
         assert number(a[0]) == pytest.approx(number(b[0]), rel=1e-12)
         assert number(a[1]["per"]) == pytest.approx(number(b[1]["per"]), rel=1e-12)
@@ -380,32 +396,48 @@ def test_images_and_batch_norm():
         nn.Linear(4 * 1 * 2, 5),
     ).train()  # fmt: skip
     x, y = torch.rand(6, 1, 5, 7), torch.arange(6) % 5
-    for bounds in ("linear", "interval"):
+    for bounds in ("linear", "interval", "forward"):
         loss, metrics = per(model, x, y, make_context(6, Linf(0.05)), bounds=bounds)
         loss.backward()
         assert all(p.grad.isfinite().all() for p in model.parameters())
         assert number(metrics["per"]) > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "objective", "alpha", "beta", "share", "bounds"),
-    [
-        ("mnist-per-fc1", "per", 1.5, 0.1, 1.0, "linear"),
-        ("mnist-per-at-fc1", "per-at", 1.5, 0.1, 1.0, "linear"),
-        ("mnist-per", "per", 1.5, 0.3, 0.2, "linear"),
-        ("mnist-per-at", "per-at", 1.5, 0.03, 0.2, "linear"),
-        ("mnist-i-per-at", "per-at", 1.5, 0.03, 0.2, "interval"),
-        ("cifar10-per-at", "per-at", 12.75, 0.001, 0.1, "linear"),
-    ],
-)
-def test_recipes_hold_the_published_numbers(name, objective, alpha, beta, share, bounds):
+PUBLISHED = [  # Table 3.5: the distance alpha in the unit of the threat, beta; and the share of a batch
+    *((f"mnist-per{at}-fc1{kind}", 0.15, 0.1, 1.0) for at in ("", "-at") for kind in ("", "-sigmoid", "-tanh")),
+    *((f"mnist-per{at}-fc1{kind}-l2", 0.45, 1.0, 1.0) for at in ("", "-at") for kind in ("", "-sigmoid", "-tanh")),
+    ("mnist-per", 0.15, 0.3, 0.2),
+    ("mnist-per-at", 0.15, 0.03, 0.2),
+    ("mnist-i-per-at", 0.15, 0.03, 0.2),
+    ("mnist-per-l2", 0.45, 1.0, 0.2),
+    ("mnist-per-at-l2", 0.45, 1.0, 0.2),
+    ("cifar10-per", 0.1, 0.0003, 0.1),
+    ("cifar10-per-at", 0.1, 0.001, 0.1),
+    ("cifar10-per-l2", 0.15, 0.3, 0.1),
+    ("cifar10-per-at-l2", 0.15, 1.0, 0.1),
+]
+
+
+@pytest.mark.parametrize(("name", "alpha", "beta", "share"), PUBLISHED, ids=[row[0] for row in PUBLISHED])
+def test_recipes_hold_the_published_numbers(name, alpha, beta, share):
     recipe = load_recipe(name)
     options = recipe.objective.options
-    assert recipe.objective.name == objective
-    assert (options["alpha"], options["beta"], options["share"], options["bounds"]) == (alpha, beta, share, bounds)
+    full = recipe.adversary.budget * recipe.budget.options.get("final", 1.0)
+    assert recipe.objective.name == ("per-at" if "-at" in name else "per")
+    assert options["alpha"] * full == pytest.approx(alpha, rel=1e-6)
+    assert (options["beta"], options["share"]) == (beta, share)
+    assert options["bounds"] == ("interval" if "-i-" in name else "linear")
+    if "fc1" in name:
+        first = 0.02 if name.endswith("l2") else 0.0064
+        risen = [budget_factor(recipe, t) * recipe.adversary.budget for t in (0, 20, 40, 60, 80, 99.9)]
+        assert risen == pytest.approx([first * 2**i for i in (0, 1, 2, 3, 4, 4)])
+        assert recipe.model.options.get("activation", "relu") in (name.split("-")[-2], name.split("-")[-1], "relu")
+        assert recipe.evaluate.certify == ("crown" if "sigmoid" in name or "tanh" in name else "fastlin")
+    if recipe.attack is not None:
+        assert recipe.attack.options["step_size"] == pytest.approx(recipe.adversary.budget / 5)
     assert (options["count"], recipe.epochs, recipe.batch_size) == (4, 100, 100)
     assert (recipe.optimizer.name, recipe.optimizer.lr) == ("adam", 1e-3)
-    assert recipe.adversary.name == "linf"
+    assert recipe.adversary.name == ("l2" if name.endswith("l2") else "linf")
 
 
 @pytest.mark.parametrize("name", ["mnist-mini-per", "mnist-mini-per-at"])

@@ -163,12 +163,17 @@ def test_no_pyramid_and_clipping_are_configurations(problem):
         ({"levels": [3], "multipliers": [1.0]}, "tiles of 3 x 3 do not divide an image of 5 x 4"),
         ({"weight": 0, "clean_weight": 0}, "no loss is left"),
         ({"patterns": 0}, "objective.patterns"),
+        ({"decay_start": 5, "decay_end": 5}, "objective.decay_end: expected an epoch after decay_start = 5, got 5"),
+        ({"multipliers": [1.0]}, "objective.multipliers: needs objective.levels"),
     ],
 )
 @pytest.mark.parametrize("name", ["upat", "pat"])
-def test_bad_options_are_refused(name, options, message, toy_recipe, make_toy_model, toy_data):
+def test_bad_options_are_refused_before_the_run_leaves_a_trace(
+    name, options, message, toy_recipe, make_toy_model, toy_data, tmp_path
+):
     if name == "pat" and "patterns" in options:
         message = "patterns"
     recipe = {**toy_recipe, "attack": None, "objective": {"name": name, **options}}
     with pytest.raises(InputError, match=message):
-        train(recipe, make_toy_model(), toy_data, progress=False)
+        train(recipe, make_toy_model(), toy_data, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

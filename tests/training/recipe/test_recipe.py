@@ -54,7 +54,15 @@ def test_published_settings():
 def test_defaults_of_objective_and_schedule_are_written_out():
     recipe = load_recipe({**BASE, "threat": "l2:1", "objective": {"name": "at"}, "learning_rate": {"name": "cosine"}})
     assert recipe.attack == Choice(
-        "pgd", {"steps": 10, "step_size": None, "random_start": True, "mode": "eval", "precision": "full"}
+        "pgd",
+        {
+            "steps": 10,
+            "step_size": None,
+            "per_budget": False,
+            "random_start": True,
+            "mode": "eval",
+            "precision": "full",
+        },
     )
     assert recipe.learning_rate == Choice("cosine", {"final": 0.0})
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import Loss
+from holdfast.errors import InputError
 from holdfast.registry import Part
 from holdfast.training.context import Context, in_mode
 from holdfast.utils.options import Count, Positive
@@ -46,17 +47,28 @@ def pgd(
     *,
     steps: Count = 10,
     step_size: Positive | None = None,  # in the threat's unit; 2.5 * budget / steps of the scheduled budget if None
+    per_budget: bool = False,  # besides, as many steps of step_size as go into the scheduled budget
     random_start: bool = True,
     mode: Mode = "eval",
     precision: Precision = "full",  # "bfloat16": of the attack's passes; the loss stays in full precision
 ) -> Tensor:
     """The last of `steps` steps of projected gradient ascent on `loss`, (logits, y) -> (B,); shape of x.
 
+    With `per_budget` there are round(budget / step_size) + `steps` steps, budget / 0.01 + 10 in Liu et al., "On the
+    loss landscape of adversarial training", 2020: fewer while a budget rises. Without `step_size`, the size of the
+    steps follows the budget instead: a quarter of it for 10 steps.
+
     Without `random_start` it starts at x with a little Gaussian noise, since the gradient of a loss that compares with
     the output at x vanishes at x itself. With the model in mode "train" batch norm uses the statistics of the attacked
     batch and updates its running ones at every step of the attack, as the first public code did.
     """
     threat, noise = context.threat, context.noise
+    if per_budget:
+        if step_size is None:
+            raise InputError(
+                "attack.per_budget: needs attack.step_size, the length of a step in the unit of the threat"
+            )
+        steps += round(threat.budget / step_size)
     start = None if random_start else threat.project(x + NUDGE * noise.normal(x.shape[1:], x.dtype), x)
     first = torch.full_like(y, steps)  # steps until the first misclassified iterate
     taken = 0

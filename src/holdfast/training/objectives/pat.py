@@ -11,6 +11,7 @@ from holdfast.training.attack.pgd import Mode, gradient_at
 from holdfast.training.context import Context, Metrics
 from holdfast.training.objectives.core.pyramid import (
     ascend,
+    check_pyramid,
     level_gradients,
     make_pyramid,
     pair_step,
@@ -28,6 +29,7 @@ from holdfast.utils.options import Count, Epochs, NotNegative, Positive, Unit
     reference="Herrmann et al., Pyramid adversarial training improves ViT performance, 2022",
     takes=("targets", "regularizers", "perturb_weights"),
     pairs=lambda clean_weight, weight, **_: clean_weight > 0 and weight > 0,
+    check_model=check_pyramid,
 )
 def pat(
     model: nn.Module,

@@ -38,12 +38,14 @@ def patch_guided(
     per_class: Count = 1,  # places for each class; K times as many are bounded for each input
     temperature: Positive = 1.0,  # inverse one, T: how strictly the draw follows the prediction
     width: Count = 10,  # channels of the first level of the U-Net
+    rate: Positive = 1.0,  # learning rate of the U-Net, as a multiple of the model's
 ) -> tuple[Tensor, Metrics]:
     """Mean of CE(-m, y), where m_j is the least lower bound of z_y - z_j over the places that were proposed.
 
     A U-Net predicts all margins at all places. For each class j, places are drawn from softmax(-temperature * predicted
-    margin of j). The U-Net learns by squared error from the margins at these places, with Adam at the learning rate of
-    the model. It lives in the state of the run; under several processes each has one of its own.
+    margin of j). The U-Net learns by squared error from the margins at these places, with Adam. If the model does not
+    train with Adam, choose `rate`: rates of SGD and Muon are some twenty times larger, and at those the U-Net dies. It
+    lives in the state of the run; under several processes each has one of its own.
 
     Departs from the paper's text, which draws from the softmax of the margins: small margins are the dangerous ones.
     """
@@ -57,7 +59,7 @@ def patch_guided(
     reach = context.ramp * (threat.high - threat.low)
     margins = place_margins(graph, x, y, threat, corners[places][:, :, None], reach)
     error = squared_error(predicted, places, margins)
-    learn(context, weights, error)
+    learn(context, weights, error, rate)
     worst = margins.amin(1)
     return cross_entropy(-worst, y), {**margin_metrics(logits, worst, y), "proposal_error": error.detach()}
 
@@ -103,13 +105,14 @@ def predict(weights: dict[str, Tensor], x: Tensor, classes: int, width: int) -> 
 
 
 @torch.no_grad()
-def learn(context: Context, weights: dict[str, Tensor], error: Tensor) -> None:
-    """One step of Adam on the U-Net, in the memory of the state."""
+def learn(context: Context, weights: dict[str, Tensor], error: Tensor, rate: float = 1.0) -> None:
+    """One step of Adam on the U-Net at `rate` times the learning rate of the model, in the memory of the state."""
     state = context.state
     moved = [name for name, value in weights.items() if value.requires_grad]
     gradients = list(torch.autograd.grad(error, [weights[name] for name in moved]))
     at, mean, square = ([state[key + name] for name in moved] for key in (WEIGHT, MEAN, SQUARE))
     steps = [state[STEPS].clone() for _ in moved]
-    how: dict[str, Any] = {"lr": context.optimizer.param_groups[0]["lr"], "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    lr = rate * context.optimizer.param_groups[0]["lr"]
+    how: dict[str, Any] = {"lr": lr, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
     adam(at, gradients, mean, square, [], steps, amsgrad=False, weight_decay=0.0, maximize=False, **how)
     state[STEPS] += 1

@@ -20,6 +20,8 @@ from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.coefficients import dense
+from holdfast.bounding.linear.forward import forward_planes
+from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.certificates.core.distance import Norm, norm_of, split
 from holdfast.registry import Objective
 from holdfast.threats import Threat
@@ -29,7 +31,7 @@ from holdfast.utils.options import Count, Epochs, NotNegative, Positive, Unit, o
 
 DUAL: dict[Norm, float] = {"linf": 1, "l2": 2, "l1": torch.inf}
 """The q of |U_j|_q, the largest change of <U_j, x'> per unit of the norm."""
-Bounds = Literal["linear", "interval"]
+Bounds = Literal["linear", "interval", "forward"]
 _SAMPLE = 1  # the stream of random numbers that picks a part of the batch; the attack draws from 0
 _PAPER = "Liu, Salzmann and Süsstrunk, Training provably robust models by polyhedral envelope regularization, 2020"
 
@@ -95,9 +97,13 @@ def others(values: Tensor, y: Tensor) -> Tensor:
 
 def envelope(graph: Graph, x: Tensor, y: Tensor, threat: Threat, bounds: Bounds) -> tuple[Tensor, Tensor, Tensor]:
     """Slopes (B, K - 1, ...) and shifts (B, K - 1) of the faces, and whether they prove the whole ball, bool (B,)."""
-    ball, hidden = region(threat, x, sound=False), bounds == "linear"
-    r = linear.relaxation(graph, ball, slopes="parallel", hidden=hidden, sound=False)
-    planes = linear.margin_planes(r, y)
+    ball = region(threat, x, sound=False)
+    if bounds == "forward":
+        r = Relaxation(graph, ball, sound=False)
+        planes = forward_planes(graph, ball, y)
+    else:
+        r = linear.relaxation(graph, ball, slopes="parallel", hidden=bounds == "linear", sound=False)
+        planes = linear.margin_planes(r, y)
     proved = (others(linear.concretise(r, planes), y) > 0).all(1)
     slope = dense(planes.coefficients, tuple(x.shape[1:])).values
     return others(slope, y), others(planes.shift, y), proved
@@ -121,7 +127,9 @@ def penalised(
     alpha: Positive = 1.5,  # distance that is far enough, in units of the full budget
     beta: NotNegative = 0.1,
     count: Count = 4,  # C, how many classes are penalised at most, the nearest ones
-    bounds: Bounds = "linear",  # of hidden layers: by backward passes (L-PER); "interval" (I-PER) is cheaper
+    # Of hidden layers: by backward passes (L-PER), by intervals with one backward pass for the margins (I-PER), or one
+    # affine form for each neuron carried forward (I-PER as its authors count its cost).
+    bounds: Bounds = "linear",
     share: Unit = 1.0,  # part of each batch that the penalty is taken of, drawn at random
     start_epoch: Epochs = 0,  # no penalty before it; a network without any training has no useful envelope
 ) -> tuple[Tensor, Metrics]:

@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from holdfast.registry import Objective
 from holdfast.training.context import Context, Metrics
+from holdfast.training.fast.free_gradients import FreeGradients
 from holdfast.training.objectives.core.pyramid import (
     Pyramid,
     ascend,
+    check_pyramid,
     level_gradients,
     make_pyramid,
     pair_step,
@@ -29,6 +31,7 @@ Patterns = Count | Literal["per-slot"]
     reference="Chiang et al., Universal pyramid adversarial training for improved ViT performance, 2023",
     takes=("targets", "regularizers", "perturb_weights"),
     pairs=lambda clean_weight, weight, **_: clean_weight > 0 and weight > 0,
+    check_model=check_pyramid,
 )
 def upat(
     model: nn.Module,
@@ -73,9 +76,12 @@ def upat(
     delta.register_hook(move)
     slot = team.rank + team.count * torch.arange(len(x), device=x.device)  # places in the batch of all processes
     x_adv = x + (delta if len(delta) == 1 else delta[slot % len(delta)])
-    return pair_step(
-        *(model, x, x_adv.clamp(0, 1) if clip_input else x_adv, y, context), clean_weight=clean_weight, weight=weight
-    )
+    with FreeGradients(x_adv if len(delta) == 1 else None):
+        return pair_step(
+            *(model, x, x_adv.clamp(0, 1) if clip_input else x_adv, y, context),
+            clean_weight=clean_weight,
+            weight=weight,
+        )
 
 
 def _read(state: dict[str, Tensor], pyramid: Pyramid, x: Tensor, patterns: Patterns, team: Workers) -> list[Tensor]:

@@ -28,14 +28,19 @@ def _key(rule: Rule, **default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerPart:
-    """`[optimizer]`; sgd and muon read `momentum`, sgd reads `nesterov`; `clip_norm` bounds the gradient."""
+    """`[optimizer]`; sgd and muon read `momentum`, sgd reads `nesterov`; `clip_norm` bounds the gradient.
 
-    name: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
+    With `lookahead` steps (0: none), slow weights follow by `lookahead_rate` after so many steps.
+    """
+
+    name: Literal["sgd", "adam", "adamw", "nadam", "muon"] = "sgd"
     lr: float = _key(POSITIVE)
     momentum: float = _key(FRACTION, default=0.9)
     nesterov: bool = False
     weight_decay: float = _key(NOT_NEGATIVE, default=0.0)
     clip_norm: float | None = _key(POSITIVE, default=None)
+    lookahead: int = _key(NOT_NEGATIVE, default=0)
+    lookahead_rate: float = _key(SHARE, default=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +107,13 @@ class LogPart:
     """`[log]`: what the run writes into its folder beside the history.
 
     `updates`: loss, norm of the gradient, distance from the start and dead layers after every update. `losses`: for
-    every training example and epoch its loss under the budget, its 0-1 error and the norm of its features.
+    every training example and epoch its loss under the budget, its 0-1 error and the norm of its features. `norms`: the
+    product of the norms of all layers, as the column "norms" of the history.
     """
 
     updates: bool = False
     losses: bool = False
+    norms: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +125,8 @@ class EvaluatePart:
     "noisy", "robust" or "clean" accuracy; "auto" is certified if there is a certificate, else noisy if the objective
     trains a smoothed classifier, else robust if the objective has an adversary and there is an attack. Until the budget
     has risen to its end no epoch is the best. "last" keeps the last epoch, whatever its score. With `patience`, the run
-    ends after so many epochs in a row that were not the best.
+    ends after so many epochs in a row that were not the best. `gap` also evaluates as many training inputs, and writes
+    by how much accuracy falls from these to the validation split.
     """
 
     attack_steps: int = _key(NOT_NEGATIVE, default=10)
@@ -126,6 +134,7 @@ class EvaluatePart:
     count: int = _key(AT_LEAST_ONE, default=1000)
     select: Literal["auto", "certified", "noisy", "robust", "clean", "last"] = "auto"
     patience: int | None = _key(AT_LEAST_ONE, default=None)
+    gap: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from holdfast.errors import InputError
@@ -88,16 +87,22 @@ def spread(level: Tensor, tile: int) -> Tensor:
 
 def perturbation(pyramid: Pyramid, levels: list[Tensor]) -> Tensor:
     """delta = sum of m_s up(delta_s), (P, C, H, W)."""
-    terms = [m * spread(level, s) for level, s, m in zip(levels, pyramid.tiles, pyramid.multipliers, strict=True)]
-    return torch.stack(terms).sum(0)
+    count, channels, height, width = levels[0].shape
+    tile = pyramid.tiles[0]
+    delta = levels[0].new_zeros(count, channels, height * tile, width * tile)
+    for level, tile, m in zip(levels, pyramid.tiles, pyramid.multipliers, strict=True):
+        # Whole rows at once: a row of the level, spread over its columns, is added to `tile` rows of the image.
+        delta.unflatten(2, (-1, tile)).add_((m * level).repeat_interleave(tile, -1).unsqueeze(3))
+    return delta
 
 
 def level_gradients(pyramid: Pyramid, gradient: Tensor) -> list[Tensor]:
     """Gradients for the levels, from the gradient for delta (P, C, H, W): m_s times its sum over each tile."""
 
     def over_tiles(tile: int) -> Tensor:
-        tiles: Tensor = gradient.unflatten(-1, (-1, tile)).unflatten(-3, (-1, tile))
-        return tiles.sum((-3, -1))
+        # Slice by slice, rows first: on small tiles several times as fast as a sum over dimensions.
+        rows = sum((gradient[..., i::tile, :] for i in range(1, tile)), gradient[..., ::tile, :])
+        return sum((rows[..., j::tile] for j in range(1, tile)), rows[..., ::tile])
 
     return [m * over_tiles(s) for s, m in zip(pyramid.tiles, pyramid.multipliers, strict=True)]
 
@@ -123,6 +128,29 @@ def radius_at(epoch: int, radius: float, *, start: int, end: int | None, final: 
     return radius * (1 + (final - 1) * min(1.0, max(epoch - start, 0) / (end - start)))
 
 
+def check_pyramid(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    levels: tuple[int, ...] | None,
+    multipliers: tuple[float, ...] | None,
+    weight: float,
+    clean_weight: float,
+    decay_start: int,
+    decay_end: int | None,
+    **_: object,
+) -> None:
+    """Refuse, before a run leaves a trace, what its first step would refuse; x holds some inputs (B, C, H, W)."""
+    make_pyramid(tuple(x.shape[1:]), levels, multipliers)
+    radius_at(0, 1.0, start=decay_start, end=decay_end, final=1.0)
+    _check_weights(clean_weight, weight)
+
+
+def _check_weights(clean_weight: float, weight: float) -> None:
+    if clean_weight == weight == 0:
+        raise InputError("objective.weight: expected a number > 0 where objective.clean_weight is 0; no loss is left")
+
+
 def pair_step(
     model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, context: Context, *, clean_weight: float, weight: float
 ) -> tuple[Tensor, Metrics]:
@@ -130,8 +158,7 @@ def pair_step(
 
     The accuracy in the metrics is the accuracy at x_adv; `clean_accuracy` minus it says how strong the adversary is.
     """
-    if clean_weight == weight == 0:
-        raise InputError("objective.weight: expected a number > 0 where objective.clean_weight is 0; no loss is left")
+    _check_weights(clean_weight, weight)
     if weight == 0:
         x_adv, clean_weight, weight = x, 0.0, clean_weight
 
