@@ -7,6 +7,7 @@ import holdfast as hf
 from holdfast.models import Normalize
 from holdfast.models.layers import MinMax
 from holdfast.models.zoo.liresnet import liresnet, minmax_cnn
+from holdfast.models.zoo.potential import sll_cnn
 from holdfast.testing.networks import Residual, draw_nets, settle
 from holdfast.testing.subject import short_options
 
@@ -44,4 +45,6 @@ def lipschitz_nets():
     blocks = liresnet((1, 8, 8), 3, depth=2, width=4, neck=6, stem=(3, 1, 1)).eval()
     body = minmax_cnn((1, 8, 8), 3, layers=((4, 4, 2, 1),), hidden=(6,))
     front = nn.Sequential(Normalize([0.5], [0.25]), body).eval()
-    return {"minmax": (mlp, (6,)), "liresnet": (blocks, (1, 8, 8)), "normalised": (front, (1, 8, 8)), **tiny_nets()}
+    down = sll_cnn((1, 8, 8), 3, layers=((4, 4, 2, 1),), hidden=(6,), depth=1).eval()
+    made = {"minmax": (mlp, (6,)), "liresnet": (blocks, (1, 8, 8)), "normalised": (front, (1, 8, 8))}
+    return {**made, "potential": (down, (1, 8, 8)), **tiny_nets()}

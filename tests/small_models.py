@@ -38,7 +38,8 @@ def small(name):
     if known.get("hidden"):
         options["hidden"] = (6,) * len(known["hidden"])
     if "width" in known:
-        options["width"] = {"lenet": 0.3, "liresnet": 4}.get(name.removesuffix("-l18w256"), 1)
+        small_width = 4 if "neck" in known else 1
+        options["width"] = 0.3 if name == "lenet" else small_width
     if name.startswith("wrn"):
         options["depth"] = 10
     if name.startswith("resnet-wong"):

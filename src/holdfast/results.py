@@ -57,6 +57,7 @@ class CertifyResult(Shown):
         worst_class: (B,) the class j of that margin, or None.
         x_adv: counter-examples of a certificate that looks for them too, shape of x: inputs of the threat set that the
             model misclassifies, and x itself where none was found; None for other certificates.
+        seed: fixes the noise of a proof that samples; None for a deterministic proof.
     """
 
     certified: Tensor
@@ -67,6 +68,7 @@ class CertifyResult(Shown):
     worst_place: Tensor | None = None
     worst_class: Tensor | None = None
     x_adv: Tensor | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

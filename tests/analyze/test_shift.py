@@ -39,9 +39,9 @@ def test_counts_are_those_of_a_loop():
 
 
 def test_both_forms_by_hand():
-    errors, base = {"a": [0.1, 0.3], "b": [0.6, 0.6]}, {"a": [0.2, 0.2], "b": [0.8, 0.4]}
+    errors, base = {"a": [0.1, 0.3], "b": [0.6, 0.6]}, {"a": [0.2, 0.2], "b": [0.9, 0.7]}
     assert mean_corruption_error(errors) == pytest.approx((0.2 + 0.6) / 2)
-    assert mean_corruption_error(errors, base) == pytest.approx((0.4 / 0.4 + 1.2 / 1.2) / 2)
+    assert mean_corruption_error(errors, base) == pytest.approx((0.4 / 0.4 + 1.2 / 1.6) / 2)
     with pytest.raises(InputError, match="no error on 'a'"):
         mean_corruption_error({"a": [0.1]}, {"a": [0.0]})
     with pytest.raises(InputError, match="each of the 2 severities of 'b'"):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from importlib import import_module
 
 import jsonschema
@@ -258,13 +259,13 @@ def test_a_killed_audit_of_a_random_model_goes_on_to_the_same_end(net, tmp_path,
 def test_a_random_model_without_useful_gradients_and_a_random_one_under_patches(net, monkeypatch):
     noisy = Elsewhere(net)
     noisy.ask = Then(net, NOISY["noise"]).__call__
-    result = run(noisy, n=4, budgets=1)
+    result = run(noisy, "linf:0.3", n=4, budgets=1)
     assert [step["method"] for step in result.settings["steps"]] == ["cascade"]
     assert result.attacked[-1] < result.clean
     assert len(result.notes) == 2
     flat = Then(net, NOISY["noise"], lambda z: one_hot(z.argmax(1), 10) + 0 * z)
     monkeypatch.setitem(autoattack.VERSIONS, "rand", [])  # averages of gradients that are zero
-    result = run(flat, n=4, budgets=1)
+    result = run(flat, "linf:0.3", n=4, budgets=1)
     assert [step["method"] for step in result.settings["steps"]][-1] == "cascade"
     assert result.attacked[-1] < result.clean
     patches = run(Then(net, NOISY["noise"]), "patch:8x8", n=3, budgets=1, budget="quick")
@@ -279,3 +280,24 @@ def test_a_model_with_useful_gradients_is_audited_as_before(net):
     assert result.notes == ()
     assert result.verdict.level == "reliable"
     assert [step["method"] for step in result.settings["steps"] if step["stage"] == "attack"][-1] == "cascade"
+
+
+def test_gradients_in_bfloat16_are_reported_also_after_a_resume(net, tmp_path, monkeypatch):
+    attack = tasks.run_attack
+    data = hf.load_data("mnist-mini").test
+    task = (net, (data.x[:6], data.y[:6]), hf.Linf(0.1))
+    how = {"budget": "quick", "budgets": 1, "certify": None, "progress": False}
+    plain = hf.audit(*task, **how)
+    assert "precision" not in plain.settings
+    assert plain.notes == ()
+    monkeypatch.setattr(tasks, "run_attack", lambda *a, **k: replace(attack(*a, **k), precision="bfloat16"))
+    rough = hf.audit(*task, **how, out=tmp_path / "run")
+    monkeypatch.setattr(tasks, "run_attack", None)  # everything is in the store
+    again = hf.audit(*task, **how, out=tmp_path / "run")
+    for result in (rough, again, load_audit(tmp_path / "run")):
+        assert result.settings["precision"] == "bfloat16"
+        (note,) = result.notes
+        assert "bfloat16" in note
+        assert note in model_card(result)
+        jsonschema.validate(json.loads(result.to_json()), schema())
+        assert result.attacked == plain.attacked

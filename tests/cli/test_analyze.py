@@ -75,6 +75,15 @@ def test_tightness_has_a_row_for_each_relaxation_and_measure(command, means, tmp
         command("analyze", "tightness", means, "--threat", "patch:3x3")
 
 
+def test_cost_counts_the_products_of_a_linear_model(command, means, tmp_path):
+    shown = command("analyze", "cost", means, "--threat", "linf:0.02", "-n", 3, "--out", "c.csv")
+    with (tmp_path / "c.csv").open(newline="") as file:
+        rows = {row["method"]: int(row["multiplications"]) for row in csv.DictReader(file)}
+    assert rows["forward"] == 784 * 10
+    assert rows["pgd step"] == 2 * 784 * 10
+    assert "counted as they are run" in shown
+
+
 def test_difficulty_ranks_the_training_inputs_of_a_run(command, runs, tmp_path):
     shown = command("analyze", "difficulty", runs / "0", "--against", runs / "1", "--groups", 4, "--out", "d.csv")
     ranks = difficulty(read_examples(runs / "0"))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 
 import pytest
@@ -52,6 +53,34 @@ def test_smoothing_writes_rows_with_alpha_and_samples(model, tmp_path):
     network = hf.load_model(model)
     direct = hf.certify(network, data.x, data.y, hf.L2(0.2), "smoothing", sigma=0.25, alpha=0.01, n=500)
     assert [row["certified"] == "True" for row in rows] == direct.certified.tolist()
+
+
+def figures(text):
+    """CRE and ACB as they are printed."""
+    line = next(line for line in text.splitlines() if line.startswith("certified error"))
+    found = re.fullmatch(r"certified error \(CRE\) (.+)%, mean certified radius \(ACB\) (\S+) of (\S+)", line)
+    return float(found[1]) / 100, float(found[2]), float(found[3])
+
+
+def test_certified_error_and_mean_radius_are_printed(model):
+    """All or nothing: ACB = eps (1 - CRE). The envelope has the same error and a larger mean radius."""
+    shared = ["--threat", "linf:0.05", "--n", 40]
+    error, radius, eps = figures(run("certify", model, *shared, "--method", "fastlin"))
+    assert 0 < error < 1
+    assert eps == 0.05
+    assert radius == pytest.approx(eps * (1 - error), abs=1e-4)
+    other, larger, _ = figures(run("certify", model, *shared, "--method", "pec"))
+    assert other == error
+    assert larger > radius
+    data = sample("mnist-mini", 40)
+    direct = hf.certify(hf.load_model(model), data.x, data.y, hf.Linf(0.05), "pec").radius
+    assert larger == pytest.approx(float(direct.mean()), abs=1e-4)
+
+
+def test_patches_have_no_mean_radius(tmp_path):
+    path = tmp_path / "small.safetensors"
+    hf.save_model(hf.make_model("linear", input_shape=(1, 28, 28), classes=10, seed=0), path)
+    assert "ACB" not in run("certify", path, "--threat", "patch:2x2", "--method", "patch", "--n", 2)
 
 
 def test_an_interrupted_run_resumes_and_gives_the_same(model, tmp_path, monkeypatch, capsys):

@@ -128,6 +128,22 @@ def test_attack_logs_and_leaves_the_model_file(method, run, files, small, tmp_pa
         run("attack", model, triggers, "--method", method)
 
 
+def test_each_learning_rate_has_a_folder_of_its_own(run, files, tmp_path):
+    model, triggers = files
+    rates = ("--lr", 1e-4, "--lr", 0.01)
+    out = run("attack", model, triggers, "--epochs", 1, "--n", 5, "--sigma", 0.2, *rates, "--out", "tried")
+    assert "learning rate 0.0001" in out
+    assert "learning rate 0.01" in out
+    far = []
+    for rate in ("0.0001", "0.01"):
+        folder = tmp_path / "tried" / f"lr-{rate}"
+        assert (folder / "attacked.safetensors").is_file()
+        far.append(float(list(csv.DictReader((folder / "log.csv").read_text().splitlines()))[-1]["distance"]))
+    assert far[0] < far[1]
+    with pytest.raises(InputError, match="use --force"):
+        run("attack", model, triggers, *rates, "--out", "tried")
+
+
 def test_halves_share_nothing(small):
     owner, attacker = halves(small, True)
     assert len(owner) + len(attacker) == 200

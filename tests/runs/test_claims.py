@@ -1,12 +1,26 @@
 """Claims of the literature: the file is checked as it is read, and a command's verdict is read from what it prints."""
 
+import importlib
 import random
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from holdfast.cli import app
 from holdfast.errors import HoldfastError, InputError
-from holdfast.runs.claims import FILE, Claim, find_claim, read_claims, repository, run_claim
+from holdfast.runs.claims import (
+    FILE,
+    Claim,
+    Erratum,
+    Gap,
+    find_claim,
+    read_claims,
+    read_entries,
+    repository,
+    run_claim,
+)
+from holdfast.training import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = {
@@ -31,8 +45,15 @@ def test_every_recorded_claim_has_a_command_that_exists():
     assert claims
     for claim in claims:
         for command in filter(None, (claim.command, claim.small)):
-            script = next(word for word in command.split() if word.endswith(".py"))
-            assert (ROOT / script).is_file(), claim.id
+            words = command.split()
+            if words[0] == "holdfast":  # what only others can run
+                assert claim.verdict == "not run", claim.id
+                assert words[1] in get_command(app).commands, claim.id
+                assert words[1] != "train" or load_recipe(words[2]), claim.id
+                continue
+            script = next((word for word in words if word.endswith(".py") or word.startswith("tests/")), "")
+            assert script, claim.id
+            assert (ROOT / script).exists(), claim.id
 
 
 def test_a_finding_rests_on_three_seeds():
@@ -40,6 +61,28 @@ def test_a_finding_rests_on_three_seeds():
     found = [claim for claim in read_claims(ROOT / FILE) if claim.verdict in ("confirmed", "refuted")]
     few = [claim.id for claim in found if claim.seeds in (1, 2)]
     assert not few
+
+
+def judged_scripts():
+    """Benchmarks with a function `judge`, which makes verdicts from their results."""
+    scripts = sorted((ROOT / "benchmarks").glob("*.py"))
+    return [
+        path.stem
+        for path in scripts
+        if "\ndef judge(record: dict[str, Any]) -> Iterator[Judgement]:" in path.read_text()
+    ]
+
+
+@pytest.mark.parametrize("name", judged_scripts())
+def test_recorded_verdicts_follow_from_recorded_results(monkeypatch, name):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module, common = importlib.import_module(name), importlib.import_module("common")
+    stem = getattr(module, "NAME", name.removesuffix("_claims"))
+    found = {claim: verdict for claim, verdict, _ in module.judge(common.read_results(stem, common.RESULTS))}
+    recorded = {claim.id: claim.verdict for claim in read_claims(ROOT / FILE) if claim.verdict != "not run"}
+    assert found == {claim: recorded.get(claim) for claim in found}
+    own = [c.id for c in read_claims(ROOT / FILE) if f"benchmarks/{stem}.py" in c.command and c.verdict != "not run"]
+    assert set(own) <= set(found)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +98,21 @@ def test_a_finding_rests_on_three_seeds():
 def test_an_entry_that_is_wrong_is_refused(tmp_path, change, message):
     with pytest.raises(InputError, match=message):
         read_claims(write(tmp_path / "claims.toml", GOOD | change))
+
+
+def test_every_erratum_names_a_test_that_exists():
+    errata = read_entries(ROOT / FILE, "erratum", Erratum)
+    assert len(errata) > 10
+    for erratum in errata:
+        path, _, name = erratum.test.partition("::")
+        assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8"), erratum
+
+
+@pytest.mark.parametrize(("key", "kind"), [("erratum", Erratum), ("gap", Gap)])
+def test_an_erratum_or_a_gap_with_an_unknown_field_is_refused(tmp_path, key, kind):
+    (tmp_path / "claims.toml").write_text(f"[[{key}]]\nsource = 'Doe'\nhm = 'x'\n")
+    with pytest.raises(InputError, match="hm"):
+        read_entries(tmp_path / "claims.toml", key, kind)
 
 
 def test_two_claims_with_one_id_are_refused(tmp_path):

@@ -20,7 +20,7 @@ from holdfast.runs.compare_plot import FILES, Score
 from holdfast.runs.finished import Run, best_epoch, method_text
 from holdfast.training import folder as files
 from holdfast.utils.files import write_json, write_text
-from holdfast.utils.intervals import clopper_pearson
+from holdfast.utils.intervals import clopper_pearson, medals
 from holdfast.utils.toml import write_toml
 
 module = import_module("holdfast.runs.compare")
@@ -112,6 +112,22 @@ def test_autoattack_is_the_attack_unless_told_otherwise(runs):
     assert result.rows[0].scores == {"clean": Score(clean, 2), "pgd": Score(robust, 2), "autoattack": Score(robust, 2)}
     assert "AutoAttack" in result.to_markdown()
     assert "AutoAttack" in result.to_svg()
+
+
+def test_the_pair_has_a_column_of_its_own(runs):
+    result = compare(runs, inputs=30, attack="none", pair=True, progress=False)
+    assert list(result.rows[0].scores) == ["clean", "pgd", "apgd-ce-dlr"]
+    assert "APGD-CE+DLR" in result.header
+
+
+def test_medals_go_by_the_column_and_not_to_a_single_run(runs):
+    result = quick(runs, attack="cascade", inputs=120)
+    for name in result.rows[0].scores:
+        shares = [row.scores[name].accuracy for row in result.rows]
+        assert result.medals(name) == medals(shares, 120)
+        assert "gold" in result.medals(name)
+    assert result.to_markdown().count("gold") >= 3
+    assert "gold" not in quick(runs[:1]).to_markdown()
 
 
 def test_figures_of_the_training_come_from_the_history(tmp_path):

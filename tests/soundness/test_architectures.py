@@ -43,8 +43,18 @@ def test_every_architecture_has_bounds_or_names_the_layer_that_has_none(name):
         assert bool((bounds.upper > bounds.lower).all())
 
 
-ONE_OF_EACH = ["2c2f-minmax", "4c3f", "cnn-aol", "fc1", "linear", "liresnet", "preact-resnet18", "resnet-wong"]
-ONE_OF_EACH += ["resnet18", "resnet50", "rn34"]
+ONE_OF_EACH = [
+    "2c2f-minmax",
+    "4c3f",
+    "cnn-aol",
+    "cnn-cpl",
+    "fc1",
+    "linear",
+    "liresnet",
+    "preact-resnet18",
+    "resnet-wong",
+]
+ONE_OF_EACH += ["resnet18", "resnet50", "rn34", "cnn-sll"]
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ from holdfast.utils.intervals import (
     clopper_pearson,
     looks,
     mean_interval,
+    medals,
+    standard_error,
 )
 
 RNG = np.random.default_rng(0)
@@ -186,3 +188,32 @@ def test_nothing_is_claimed_between_two_looks():
     claimed = test.lower(drawn, drawn)  # every sample was a hit
     share = torch.tensor([when.alphas[0], 1.0, when.alphas[-1]], dtype=torch.float64)
     assert claimed.tolist() == pytest.approx([float(share[0] ** (1 / drawn[0])), 0.0, float(share[2] ** (1 / 1000))])
+
+
+def test_the_rule_of_gold_and_silver():
+    """Column ViT-L16, CIFAR-10 of Table 1 in Wang et al., 2023: AT and TRADES, each a block of its own, n = 10,000."""
+    assert standard_error(50_000) == pytest.approx(0.0022, abs=5e-5)
+    at = [0.608, 0.617, 0.602, 0.624, 0.617]
+    assert medals(at, 10_000) == ["", "silver", "", "gold", "silver"]
+    trades = [0.603, 0.607, 0.616, 0.608, 0.614]
+    assert medals(trades, 10_000) == ["", "silver", "gold", "silver", "silver"]
+    # At the very edge, two standard errors apart, it is silver; twice the best are both gold.
+    assert medals([0.6, 0.59, 0.5899, 0.6], 10_000) == ["gold", "silver", "", "gold"]
+    with pytest.raises(InputError, match="at least 1"):
+        standard_error(0)
+
+
+TABLE_1 = {  # robust accuracy of base, SWA, S2O, AWP and TrH in Table 1 of Wang et al., 2023, n = 10,000
+    "AT": ((60.8, 61.7, 60.2, 62.4, 61.7), (31.7, 31.7, 31.7, 32.6, 32.8), (61.7, 57.2, 61.6, 61.5, 61.0),
+           (31.8, 30.8, 31.8, 32.5, 32.4)),
+    "TRADES": ((60.3, 60.7, 61.6, 60.8, 61.4), (31.4, 32.0, 31.6, 32.2, 32.1), (60.8, 59.4, 61.5, 59.8, 61.7),
+               (30.6, 29.9, 31.9, 32.1, 34.1)),
+}  # fmt: skip
+
+
+def test_the_published_tally_of_gold_and_silver_follows_from_the_published_table():
+    won = [medals([a / 100 for a in column], 10_000) for block in TABLE_1.values() for column in block]
+    tally = [[[row[k] for row in won].count(medal) for medal in ("gold", "silver")] for k in range(5)]
+    assert tally == [[1, 3], [0, 3], [1, 4], [3, 3], [3, 5]]
+    # One underlined cell of the table, TRADES with AWP on Hybrid-L16, CIFAR-10, breaks the rule: 1.9 below the best.
+    assert won[6][3] == ""

@@ -97,6 +97,8 @@ class Job:
                 now = clock.now()
                 wall, mark = min(found.seconds, now - mark), now
                 self.store.add(key, row, found.outcomes, found.examples, seconds=found.seconds, wall=wall)
+                if found.rough:
+                    self.store.note_rough()
                 done += len(found.outcomes)
                 self.bars.advance(bar, len(found.outcomes))
                 self.show(text, done, len(wanted))

@@ -120,6 +120,17 @@ class Store:
         with self._guarded("read"):
             return self._meta("created")
 
+    def note_rough(self) -> None:
+        """Note that attacks of the run computed gradients in bfloat16."""
+        with self._guarded("write"), self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('rough', 'bfloat16')")
+
+    @property
+    def rough(self) -> bool:
+        """Whether attacks of the run, at any start of it, computed gradients in bfloat16."""
+        with self._guarded("read"):
+            return self._db.execute("SELECT 1 FROM meta WHERE key = 'rough'").fetchone() is not None
+
     def add(
         self,
         key: Key,

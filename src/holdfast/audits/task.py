@@ -59,12 +59,18 @@ class Task:
 class Found:
     """What became of a task: an outcome for each input, the examples of the inputs that broke, and the time it took.
 
-    A task that ran out of time has outcomes only for the inputs that it settled.
+    A task that ran out of time has outcomes only for the inputs that it settled. `rough` is True if an attack computed
+    gradients in bfloat16.
     """
 
     outcomes: tuple[Outcome, ...]
     examples: tuple[Example, ...]
     seconds: float
+    rough: bool = False
+
+
+Answer = tuple[list[Outcome], list[Example], bool]
+"""Outcomes, examples, and whether gradients were computed in bfloat16."""
 
 
 def work(model: nn.Module, task: Task) -> Found:
@@ -73,25 +79,26 @@ def work(model: nn.Module, task: Task) -> Found:
     # Whatever a random model draws follows from the task.
     with clock.until(started + task.seconds), seeded(task.seed + int(task.index[0]), task.x.device):
         try:
-            outcomes, examples = {"clean": _classify, "certify": _certify, "attack": _attack}[task.stage](model, task)
+            does = {"clean": _classify, "certify": _certify, "attack": _attack}[task.stage]
+            outcomes, examples, rough = does(model, task)
         except OutOfTime:
-            outcomes, examples = [], []
+            outcomes, examples, rough = [], [], False
         if clock.over() and task.stage != "clean":  # an attack that found nothing yet, or a proof, was cut short
             proof = task.stage == "certify"
             outcomes = [one for one in outcomes if one.broke(task.stage) or (proof and one.passed)]
-    return Found(tuple(outcomes), tuple(examples), clock.now() - started)
+    return Found(tuple(outcomes), tuple(examples), clock.now() - started, rough)
 
 
-def _classify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]:
+def _classify(model: nn.Module, task: Task) -> Answer:
     try:
         prediction = _predict(model, task, task.x, task.seed)
     except InputError as error:
         raise InputError(f"in the batch that starts at input {int(task.index[0])}: {error}") from error
     rows = zip(task.index.tolist(), (prediction == task.y).tolist(), prediction.tolist(), strict=True)
-    return [Outcome(*row) for row in rows], []
+    return [Outcome(*row) for row in rows], [], False
 
 
-def _certify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]:
+def _certify(model: nn.Module, task: Task) -> Answer:
     """`passed` where the threat is proved; `size` is the largest radius proved, or the size of a counter-example."""
     assert task.threat is not None
     asked: dict[str, Any] = {"radii": list(task.radii), "index": task.index} if task.radii else {}
@@ -103,14 +110,14 @@ def _certify(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]
     rows = zip(task.index.tolist(), result.certified.tolist(), sizes, by, strict=True)
     outcomes = [Outcome(i, passed, None, name if size else "", size) for i, passed, size, name in rows]
     if result.x_adv is None:
-        return outcomes, []
+        return outcomes, [], False
     success = (check_logits(model, result.x_adv).argmax(1) != task.y) & ~result.certified
     x_adv = result.x_adv if task.draws else _nearer(model, task, result.x_adv, success)
     met, examples = _examples(model, task, x_adv, success, by)
-    return [one if one.broke("attack") else outcomes[i] for i, one in enumerate(met)], examples
+    return [one if one.broke("attack") else outcomes[i] for i, one in enumerate(met)], examples, False
 
 
-def _attack(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]:
+def _attack(model: nn.Module, task: Task) -> Answer:
     """`passed` where the input held; else `size` is the size of the example, after the way back to the input is cut."""
     threat = task.threat
     assert threat is not None
@@ -126,7 +133,7 @@ def _attack(model: nn.Module, task: Task) -> tuple[list[Outcome], list[Example]]
         success = success & (after != task.y) & ~unchanged
     else:
         x_adv = _nearer(model, task, x_adv, success)
-    return _examples(model, task, x_adv, success, found.by, after)
+    return *_examples(model, task, x_adv, success, found.by, after), found.precision == "bfloat16"
 
 
 def _examples(

@@ -9,6 +9,7 @@ import holdfast as hf
 from holdfast.analyze.flops import layer_flops, saved
 from holdfast.analyze.lipschitz_lower import global_lower_bound, local_lower_bound, tightness_ratio
 from holdfast.analyze.pac_bayes import pac_bayes_of, robust_gap
+from holdfast.analyze.products import cost_of_methods
 from holdfast.analyze.subnetworks import (
     LayerPattern,
     alignment,
@@ -162,6 +163,32 @@ def tightness_command(
     rows = cast("list[Row]", tightness_table(found))
     show(list(rows[0]), rows, out)
     typer.echo(f"at {limit}; inputs: {taken.drawn}; lower is tighter")
+
+
+@app.command()
+@opens_model
+def cost(
+    model: ModelArgument,
+    data: DataOption = "mnist-mini",
+    threat: ThreatOption = "linf:0.1",
+    n: InputsOption = 10,
+    out: ReportOption = None,
+    seed: SeedOption = 0,
+    opening: Opening = AS_IT_IS,
+    root: RootOption = None,
+) -> None:
+    """Count what a step of PGD and each kind of bound cost on one input, in multiplications."""
+    check_table(out)
+    limit = hf.threat(threat)
+    network, dataset = open_both(model, data, opening, root)
+    taken = sample(dataset, n, seed=seed)
+    found = cost_of_methods(network, taken.x, taken.y, limit)
+    rows: list[Row] = [
+        {"method": name, "multiplications": count, "passes forward": count / found["forward"]}
+        for name, count in found.items()
+    ]
+    show(["method", "multiplications", "passes forward"], rows, out)
+    typer.echo(f"at {limit}; inputs: {taken.drawn}; matrix products and convolutions, counted as they are run")
 
 
 @app.command()

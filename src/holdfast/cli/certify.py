@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import holdfast as hf
+from holdfast.bounding.core.region import BALLS
 from holdfast.cli.common import (
     AS_IT_IS,
     DataOption,
@@ -23,7 +24,7 @@ from holdfast.cli.common import (
 from holdfast.data.draw import sample
 from holdfast.errors import Interrupted
 from holdfast.registry import get
-from holdfast.runs.certify_run import began_with_the_first, certify_run, write_rows
+from holdfast.runs.certify_run import began_with_the_first, certify_run, one_shot, write_rows
 
 app = typer.Typer(add_completion=False)
 SHOWN = 5
@@ -85,6 +86,9 @@ def certify(
         raise Interrupted(f"stopped; {where}") from None
     proved = sum(bool(row["certified"]) for row in rows)
     typer.echo(f"certified {proved} of {len(rows)} ({proved / len(rows):.1%}) at {limit} by '{method}'")
+    if limit.name in BALLS:
+        error, radius = one_shot(rows, limit.budget)
+        typer.echo(f"certified error (CRE) {error:.1%}, mean certified radius (ACB) {radius:.4g} of {limit.budget:.4g}")
     typer.echo(f"inputs: {taken.drawn}")
     if "broken" in rows[0]:
         broken = sum(bool(row["broken"]) for row in rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.table import Column, Table
 from torch import nn
@@ -113,7 +114,27 @@ def open_both(model: Path, data: str, opening: Opening, root: Path | None) -> tu
     mean, std = parse_numbers("--mean", opening.mean), parse_numbers("--std", opening.std)
     _check_normalisation(mean, std, dataset)
     how: dict[str, Any] = {"architecture": architecture, "options": options, "key": opening.key}
-    return load_model(model, mean=mean, std=std, **how), dataset
+    network = load_model(model, mean=mean, std=std, **how)
+    _note_classes(network, dataset)
+    return network, dataset
+
+
+def _note_classes(network: nn.Module, dataset: Dataset) -> None:
+    """Say how named classes are numbered where the model has more: a set of some of its classes needs its numbers."""
+    names = dataset.classes
+    if names == tuple(str(i) for i in range(len(names))):
+        return
+    try:
+        with torch.no_grad():
+            scores = network(dataset.test.x[:1]).shape[-1]
+    except (RuntimeError, AttributeError, IndexError):  # what does not fit is refused later, with a better message
+        return
+    if scores > len(names):
+        typer.echo(
+            f"note: {dataset.name} has {len(names)} classes, the model {scores}; '{names[0]}' counts as its class 0, "
+            "and so on by name. If the model numbers them otherwise, list the images in a CSV file with its numbers.",
+            err=True,
+        )
 
 
 def _check_normalisation(mean: list[float] | None, std: list[float] | None, dataset: Dataset) -> None:

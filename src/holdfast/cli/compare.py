@@ -27,6 +27,9 @@ def compare(
     attack: Annotated[
         str, typer.Option(help="Attack to run besides PGD: autoattack, cascade (quicker) or none.")
     ] = "autoattack",
+    pair: Annotated[
+        bool, typer.Option("--pair", help="Also APGD-CE and APGD-DLR alone, which some works call AutoAttack.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace another comparison in the folder.")] = False,
 ) -> None:
     """Compare finished trainings: clean and robust accuracy, time, memory, overfitting.
@@ -36,7 +39,7 @@ def compare(
     folder = out or default_folder(runs)
     try:
         result = compare_runs(
-            runs, data=data, threat=threat, attack=attack, inputs=inputs or n, out=folder, force=force
+            runs, data=data, threat=threat, attack=attack, pair=pair, inputs=inputs or n, out=folder, force=force
         )
     except KeyboardInterrupt:
         raise Interrupted(f"stopped; finished batches are in {folder}. Go on: same command") from None

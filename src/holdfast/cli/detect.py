@@ -94,6 +94,7 @@ def detect(
     Console().print(table(["picture", "found", "present for sure", "label for sure"], rows))
     typer.echo(f"{len(rows)} pictures at {ball}; each bound of each number holds with confidence {confidence:g}")
     about: dict[str, Any] = {"threat": str(ball), "sigma": sigma, "samples": samples, "confidence": confidence}
+    about["seed"] = seed  # of the first picture; each next one adds 1
     known = [name for name in proved if name in boxes]
     if truth is not None and not known:
         raise InputError(f"'{truth}' lists none of the pictures of '{data}' as file_name")

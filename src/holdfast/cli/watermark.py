@@ -211,7 +211,9 @@ def attack_command(
     data: DataOption = "mnist-mini",
     method: Annotated[str, typer.Option(help=f"{', '.join(TOOLBOX)}, {PGD}.")] = "ftal",
     epochs: Annotated[int, typer.Option(min=0, help="Epochs of training.")] = 5,
-    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
+    lr: Annotated[
+        list[float] | None, typer.Option(help="Learning rate of Adam, 1e-3 if not given; once for each rate to try.")
+    ] = None,
     radius: Annotated[float, typer.Option(help=f"Radius of {PGD}, which knows the triggers.")] = 0.5,
     sigma: SigmaOption = 0.3,
     samples: CopiesOption = 100,
@@ -228,19 +230,30 @@ def attack_command(
     """Try to remove the watermark; the model file stays as it is."""
     if method not in TOOLBOX and method != PGD:
         raise InputError(f"unknown attack '{method}'. " + did_you_mean(method, [*TOOLBOX, PGD]))
-    folder = out or Path("runs") / f"watermark-{method}"
-    free(folder, ("attacked.safetensors", "log.csv"), force)
+    folder, rates = out or Path("runs") / f"watermark-{method}", (lr or [1e-3]) if method != PGD else [0.0]
+    places = {rate: folder / f"lr-{rate:g}" if len(rates) > 1 else folder for rate in rates}
+    for place in places.values():
+        free(place, ("attacked.safetensors", "log.csv"), force)
     dataset, secret = load_data(data, root=root), load_triggers(triggers)
     network = open_model(model, architecture, dataset, None)
     split = halves(dataset, half)[1]
-    log = AttackLog(network, dataset.test.x, dataset.test.y, secret, sigma=sigma, n=n or samples, seed=seed)
-    if method == PGD:
-        attacked = parameter_pgd(network, secret.x, secret.y, radius, sigma=sigma, samples=4, seed=seed)
-        log.watch(attacked)
-    else:
-        attacked = TOOLBOX[method](network, split.x, split.y, epochs=epochs, lr=lr, seed=seed, watch=log.watch)
-    write_text(folder / "log.csv", rows_text([asdict(row) for row in log.rows]))
-    save_model(attacked, folder / "attacked.safetensors", attack=method)
+    for rate, place in places.items():
+        log = AttackLog(network, dataset.test.x, dataset.test.y, secret, sigma=sigma, n=n or samples, seed=seed)
+        if method == PGD:
+            attacked = parameter_pgd(network, secret.x, secret.y, radius, sigma=sigma, samples=4, seed=seed)
+            log.watch(attacked)
+        else:
+            attacked = TOOLBOX[method](network, split.x, split.y, epochs=epochs, lr=rate, seed=seed, watch=log.watch)
+        write_text(place / "log.csv", rows_text([asdict(row) for row in log.rows]))
+        save_model(attacked, place / "attacked.safetensors", attack=method)
+        if place != folder:
+            typer.echo(f"learning rate {rate:g}")
+        show_attack(log, Criterion(log.rows[0].test_accuracy - loss, threshold))
+        typer.echo(f"log: {place / 'log.csv'}")
+
+
+def show_attack(log: AttackLog, criterion: Criterion) -> None:
+    """A row for each epoch, and when the watermark was removed."""
     rows = [
         (
             r.epoch,
@@ -251,12 +264,10 @@ def attack_command(
         for r in log.rows
     ]
     show(("epoch", "seconds", "test accuracy", "black-box", "white-box", "distance"), rows)
-    criterion = Criterion(log.rows[0].test_accuracy - loss, threshold)
     for name, white in (("black-box", False), ("white-box", True)):
         when = removal_time(log.rows, criterion, white_box=white)
         done = "not removed" if when is None else f"removed after {when:.1f} s" if when else "not there to begin with"
         typer.echo(f"{name}: {done}")
-    typer.echo(f"log: {folder / 'log.csv'}")
 
 
 def make_triggers(

@@ -186,12 +186,12 @@ def _solved(problem: Problem, judge: Judge, deadline: float, seed: int) -> Answe
     """Attack, bound, attack harder, then split inputs and neurons, in the order that suits the number of inputs."""
     inputs = int((problem.region.upper > problem.region.lower).sum())
     few = inputs <= FEW
-    point = _searched(judge, deadline, THOROUGH if few else QUICK, seed)
-    root = None if few or point is not None else linear_bounds(problem, deadline)
+    point = _searched(judge, deadline, QUICK, seed)
+    root = None if point is not None else linear_bounds(problem, deadline)
     if root is not None:
         if root.answer.status == "holds":
             return root.answer
-        point = _searched(judge, deadline, LONG, seed + 1)
+        point = _searched(judge, deadline, THOROUGH if few else LONG, seed + 1)
     if point is not None:
         return Answer("violated", -math.inf, 0 if root is None else 1, point)
     before = _unknown()

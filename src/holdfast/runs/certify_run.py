@@ -5,7 +5,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,25 @@ def certify_run(
             journal.add(rows)
             bars.advance(bar, len(part))
     return [journal.rows[at] for at in positions]
+
+
+def one_shot(rows: Sequence[Row], budget: float) -> tuple[float, float]:
+    """Certified error and mean certified radius of one evaluation at `budget`: CRE and ACB of Liu et al., 2020.
+
+    A method without radii of its own proves the whole ball or nothing, so that its ACB is budget (1 - CRE).
+
+    >>> one_shot([{"certified": True, "radius": None}, {"certified": False, "radius": None}], 0.1)
+    (0.5, 0.05)
+    >>> one_shot([{"certified": True, "radius": 0.3}, {"certified": False, "radius": 0.04}], 0.1)
+    (0.5, 0.07)
+    """
+    proved = [bool(row["certified"]) for row in rows]
+    own = [row["radius"] for row in rows]
+    radii = [
+        budget if yes else 0.0 if radius is None else min(budget, float(str(radius)))
+        for yes, radius in zip(proved, own, strict=True)
+    ]
+    return 1 - sum(proved) / len(rows), sum(radii) / len(rows)
 
 
 def _rows(result: CertifyResult, y: Tensor, positions: list[int], method: str) -> list[Row]:

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from holdfast.errors import HoldfastError, InputError, StorageError, did_you_mean
 from holdfast.utils.limits import read_text
 from holdfast.utils.options import build
 
 FILE = Path("benchmarks") / "claims.toml"
+T = TypeVar("T")
 Outcome = Literal["confirmed", "refuted", "not decided at this size", "not run"]
 
 
@@ -65,18 +66,42 @@ class Claim:
                 raise InputError(f"claim '{self.id}': '{name}' is missing")
 
 
+@dataclass(frozen=True)
+class Erratum:
+    """What a source has wrong where code follows it: what is printed, what is right, and the test that shows it."""
+
+    source: str
+    printed: str
+    instead: str
+    test: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What a source has that is not here, or only in part, and why."""
+
+    source: str
+    what: str
+    why: str
+
+
 def read_claims(path: Path) -> tuple[Claim, ...]:
     """All claims of a file, checked."""
-    try:
-        table = tomllib.loads(read_text(path))
-    except (OSError, ValueError) as error:
-        raise StorageError(f"cannot read the claims in '{path}': {error}") from error
-    claims = tuple(build(Claim, entry, f"claim {i}") for i, entry in enumerate(table.get("claim", [])))
+    claims = read_entries(path, "claim", Claim)
     ids = [claim.id for claim in claims]
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
         raise InputError(f"'{path}' has two claims with the id '{twice[0]}'")
     return claims
+
+
+def read_entries(path: Path, key: str, kind: type[T]) -> tuple[T, ...]:
+    """The tables `[[key]]` of the file: claims, errata or gaps."""
+    try:
+        table = tomllib.loads(read_text(path))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read the claims in '{path}': {error}") from error
+    return tuple(build(kind, entry, f"{key} {i}") for i, entry in enumerate(table.get(key, [])))
 
 
 def repository(start: Path | None = None) -> Path | None:
@@ -108,7 +133,7 @@ def run_claim(claim: Claim, root: Path, *, small: bool = False) -> str:
 
     What the command prints is passed on. Results go to runs/claims/ID, where benchmarks keep finished parts: a command
     that was stopped goes on where it was. Delete the folder to start anew. A command that runs tests prints no verdict:
-    the tests assert the recorded one.
+    the tests assert the recorded one. Nor does `holdfast train`, for claims that were not run.
     """
     if small and not claim.small:
         raise InputError(f"claim '{claim.id}' has no small version; run it without --small ({claim.minutes:g} CPU min)")
@@ -128,6 +153,10 @@ def run_claim(claim: Claim, root: Path, *, small: bool = False) -> str:
             verdict = found[1] if found else verdict
     if process.returncode:
         raise HoldfastError(f"the command of claim '{claim.id}' failed with exit code {process.returncode}: {command}")
+    if not verdict and words[:2] == ["holdfast", "train"]:
+        raise HoldfastError(
+            f"trained, in '{out}'; compare what 'holdfast certify' and 'holdfast attack' say of it by hand"
+        )
     if not verdict:
         raise HoldfastError(f"the command printed no line 'claim {claim.id}: VERDICT'; see {words[1]}")
     return verdict

@@ -36,6 +36,7 @@ from holdfast.utils.progress import progress_bars
 from holdfast.utils.resume import check_folder, reading
 
 ATTACKS = ("autoattack", "cascade", "none")
+PAIR = "apgd-ce-dlr"
 RESULTS = "results"
 _BATCH = 100  # inputs attacked, and stored, at a time; the answer does not depend on it
 _SEED = 0
@@ -52,6 +53,7 @@ def compare(
     data: Dataset | str | None = None,  # by default the data of the recipes, which must then agree
     threat: Threat | str | None = None,  # at test time; by default the threat of the recipes, which must then agree
     attack: str = "autoattack",  # beside PGD with 40 steps: "autoattack", the quicker "cascade", or "none"
+    pair: bool = False,  # also the pair APGD-CE and APGD-DLR, in a column of its own
     inputs: int = 500,  # from the start of the test split, or all of them if there are fewer
     out: str | Path | None = None,
     force: bool = False,  # replace another comparison that is in `out`
@@ -68,7 +70,8 @@ def compare(
         raise InputError(f"inputs must be at least 1, got {inputs}")
     opened = read_runs(runs)
     limit = _threat(opened, threat)
-    attacks: Attacks = {"pgd": {"steps": STEPS}, **({} if attack == "none" else {attack: {}})}
+    others = [name for name, wanted in ((PAIR, pair), (attack, attack != "none")) if wanted]
+    attacks: Attacks = {"pgd": {"steps": STEPS}, **{name: {} for name in others}}
     for method in attacks:
         get("attack", method).check(limit, {})
     dataset = _data(opened, data)

@@ -14,13 +14,17 @@ from holdfast.audits.bracket import interval_text, percent
 from holdfast.audits.report.markdown import plain
 from holdfast.audits.report.page import duration
 from holdfast.utils.files import csv_text, write_text
-from holdfast.utils.intervals import clopper_pearson
+from holdfast.utils.intervals import clopper_pearson, medals
 from holdfast.utils.show import Svg, data_frame, html_table, latex_table, lines
 
 JSON_VERSION = 1
 STEPS = 40  # of PGD
 FILES = ("compare.json", "compare.csv", "compare.md", "compare.svg")
 _GAP_TEXT = "Robust gap: highest minus last robust accuracy on the validation split, in points."
+_MEDALS_TEXT = (
+    "Gold: the highest of its column; silver: within two standard errors, sqrt(0.25 / n) each, of it, so that the "
+    "inputs do not tell them apart."
+)
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 196, 74, 84, 52
 _BAR, _GAP, _MOST = 15, 20, 24  # height of a bar, space between runs, characters of a name
@@ -115,7 +119,7 @@ class Comparison:
         rows = [self.header, ["---"] * 2 + ["---:"] * (len(self.header) - 2)]
         rows += [[plain(cell) for cell in row] for row in self._texts()]
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        return f"{plain(self.heading)}.\n\n{table}\n\n{_GAP_TEXT}\n"
+        return f"{plain(self.heading)}.\n\n{table}\n\n{self.notes}\n"
 
     def to_csv(self) -> str:
         """One line per run; accuracies as shares, each with the ends of its interval."""
@@ -128,7 +132,7 @@ class Comparison:
 
     def to_latex(self) -> str:
         """Return the table as LaTeX, in the style of booktabs."""
-        return latex_table(f"{self.heading}. {_GAP_TEXT}", self.header, self._texts())
+        return latex_table(f"{self.heading}. {self.notes}", self.header, self._texts())
 
     def __repr__(self) -> str:
         return lines(f"Comparison: {self.heading}", {row.name: _answers(row) for row in self.rows})
@@ -142,11 +146,26 @@ class Comparison:
 
     def _texts(self) -> list[list[str]]:
         """The cells of each row as text."""
-        rows = []
-        for row in self.rows:
-            scores = [f"{percent(score.accuracy)} ({interval_text(score.interval)})" for score in row.scores.values()]
+        rows, won = [], {name: self.medals(name) for name in self.rows[0].scores}
+        for i, row in enumerate(self.rows):
+            scores = [
+                f"{percent(score.accuracy)} ({interval_text(score.interval)}) {won[name][i]}".rstrip()
+                for name, score in row.scores.items()
+            ]
             rows.append([row.name, row.method, *scores, *_cells(row)])
         return rows
+
+    def medals(self, name: str) -> list[str]:
+        """For each run "gold", "silver" or "" by the accuracy `name`; nothing is won against nobody."""
+        scores = [row.scores[name] for row in self.rows]
+        if len(scores) < 2:
+            return [""] * len(scores)
+        return medals([score.accuracy for score in scores], self.inputs)
+
+    @property
+    def notes(self) -> str:
+        """What the columns mean, below the table."""
+        return _GAP_TEXT if len(self.rows) < 2 else f"{_GAP_TEXT} {_MEDALS_TEXT}"
 
     def to_svg(self) -> str:
         """The plot: horizontal bars, a group for each run, so that long names and any number of runs have room."""
@@ -225,7 +244,7 @@ def _x(share: float) -> float:
 
 
 def _label(name: str) -> str:
-    return {"pgd": f"PGD-{STEPS}", "autoattack": "AutoAttack"}.get(name, name)
+    return {"pgd": f"PGD-{STEPS}", "autoattack": "AutoAttack", "apgd-ce-dlr": "APGD-CE+DLR"}.get(name, name)
 
 
 def _kind(name: str) -> str:

@@ -16,7 +16,7 @@ from holdfast.threats import L1, L2, Box, Linf, Patch, PatchShape, Sparse, Threa
 
 EFFORT: dict[str, float] = {"steps": 5, "iterations": 3, "rounds": 2, "restarts": 2, "starts": 10, "refine": 3}
 EFFORT |= {"samples": 4, "queries": 30, "targets": 2, "votes": 3, "probes": 16, "together": 2, "n": 1000, "n0": 20}
-EFFORT |= {"initial_evaluations": 10, "max_evaluations": 20, "time_limit": 0.5}
+EFFORT |= {"initial_evaluations": 10, "max_evaluations": 20, "time_limit": 0.1}
 """Options, by name, that set how much work a method does; a suite lowers them to these values."""
 NEEDED: dict[str, Any] = {"sigma": 0.5, "scale": 0.8, "size": 5}
 """Options, by name, that some methods need although their default is None."""

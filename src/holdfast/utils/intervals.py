@@ -5,6 +5,7 @@ Every bound errs to the safe side: the special functions are good to a relative 
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -160,3 +161,28 @@ def _checked(successes: Tensor, trials: Tensor | int, alpha: Tensor | float) -> 
 
 def _tensor(values: np.ndarray, like: Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=torch.float64).to(like.device)
+
+
+def standard_error(count: int) -> float:
+    """The largest standard error of a share of `count` inputs, sqrt(0.25 / count): half a percent at 10,000.
+
+    >>> standard_error(10_000)
+    0.005
+    """
+    if count < 1:
+        raise InputError(f"a share of {count} inputs has no standard error; count must be at least 1")
+    return math.sqrt(0.25 / count)
+
+
+def medals(shares: Sequence[float], count: int) -> list[str]:
+    """For each share of `count` inputs: "gold" for the highest, "silver" where it is within two standard errors.
+
+    A share a is silver if a_top - SE <= a + SE: by this rule such results are not told apart (Wang et al., "Improving
+    robust generalization by direct PAC-Bayesian bound minimization", 2023). It says nothing of other seeds.
+
+    >>> medals([0.617, 0.608, 0.602], 10_000)
+    ['gold', 'silver', '']
+    """
+    top, error = max(shares), standard_error(count)
+    # The slack is for rounding: at the very edge a result counts as silver.
+    return ["gold" if share == top else "silver" if top - error <= share + error + SLACK else "" for share in shares]

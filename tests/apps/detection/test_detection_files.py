@@ -79,6 +79,22 @@ def test_coco_map_covers_80_classes():
     assert used.tolist() == list(range(80))
 
 
+def test_a_wrapper_whose_predictor_sets_the_mode_may_have_its_own_flag_at_training():
+    class Wrapper(nn.Module):
+        """As `ultralytics.YOLO`: a module that is never switched to eval mode itself."""
+
+        predictor = None
+
+        def forward(self, images, **_):
+            return FakeYolo()(images)
+
+    assert Wrapper().training
+    assert [len(each) for each in from_ultralytics(Wrapper())(X)] == [3, 3]
+    del Wrapper.predictor
+    with pytest.raises(InputError, match="training mode"):
+        from_ultralytics(Wrapper())
+
+
 def test_ultralytics_results_become_detections_of_clipped_images():
     model = FakeYolo()
     found = from_ultralytics(model, conf=0.1, labels=COCO_80)(X * 3 - 1)

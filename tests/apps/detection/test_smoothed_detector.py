@@ -189,3 +189,24 @@ def test_what_the_bounds_of_a_slot_prove_of_it():
     assert found.label.tolist() == [3, -1, -1, -1]  # proved; one of several; perhaps none; never there
     assert found.present.tolist() == [True, True, False, False]
     assert found.empty.tolist() == [False, False, False, True]
+
+
+def test_one_confidence_for_all_slots_of_an_image():
+    def follows(images: Tensor) -> list[Tensor]:
+        """One box whose corner moves with the first pixel."""
+        corners = images[:, 0, 0, :1] + torch.tensor([0.0, 0.0, 9.0, 9.0])
+        return [torch.cat([row, torch.ones(3)])[None] for row in corners]
+
+    (draws,) = SmoothedDetector(follows, 0.25, n=2000, seed=5).draw(two_objects())
+    each, together = draws.certify(0.1, 0.99), draws.certify(0.1, 0.99, slots=200)
+    by_hand = draws.certify(0.1, 1 - 0.01 / (2 * 5 * 200))
+    assert torch.equal(together.lower, by_hand.lower)
+    assert torch.equal(together.upper, by_hand.upper)
+    assert bool((together.lower <= each.lower).all())
+    assert bool((together.lower < each.lower).any())
+    assert (each.familywise, together.familywise, together.confidence) == (False, True, 0.99)
+    assert each.seed == together.seed == 5
+    with pytest.raises(InputError, match="the most that the detector can fill, got 0"):
+        draws.certify(0.1, 0.99, slots=0)
+    with pytest.raises(InputError, match="prove nothing"):
+        draws.certify(1.0, 0.99999, slots=10**9)

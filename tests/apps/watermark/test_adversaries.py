@@ -15,6 +15,7 @@ from holdfast.apps.watermark import (
     Snapshot,
     certify_watermark,
     drift,
+    epochs_to_leave,
     fine_tune,
     noisy_accuracies,
     parameter_pgd,
@@ -113,6 +114,24 @@ def test_drift_is_the_norm_of_the_difference(task):
     assert drift(a, a).parameters == drift(a, a).buffers == 0.0
     with pytest.raises(InputError, match="one architecture: '1"):
         drift(a, task.net())
+
+
+def test_the_time_to_leave_a_radius_is_that_of_the_first_step_beyond(marked):
+    task, net, _ = marked
+    x, y, how = task.x[:64], task.y[:64], {"lr": 1e-3, "batch_size": 10, "seed": 2}  # 7 steps in an epoch
+    far = []
+    fine_tune(net, x, y, epochs=2, **how, watch_steps=lambda now: far.append(drift(now, net).parameters))
+    assert len(far) == 14
+    # The first step of Adam moves every weight with a gradient by lr.
+    assert far[0] <= 1e-3 * math.sqrt(sum(p.numel() for p in net.parameters())) * (1 + 1e-6)
+    radii = [0.0, far[0], (far[3] + far[4]) / 2, far[8], 10 * max(far)]
+    first = [next((i for i, d in enumerate(far, 1) if d >= radius), None) for radius in radii]
+    assert epochs_to_leave(net, x, y, radii, epochs=2, **how) == tuple(None if i is None else i / 7 for i in first)
+    assert first[0] == first[1] == 1
+    assert first[-1] is None
+    assert epochs_to_leave(net, x, y, [1e-9], epochs=1, lr=0.0) == (None,)
+    with pytest.raises(InputError, match="radii must be finite"):
+        epochs_to_leave(net, x, y, [])
 
 
 @pytest.mark.parametrize("radius", [0.0, 0.1, 1.0])

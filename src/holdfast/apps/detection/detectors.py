@@ -68,7 +68,8 @@ def from_ultralytics(
         labels: new label of each of the model's, -1 to leave it out.
         **options: for the model, such as conf=0.1, iou=0.4; its sides of images must fit its stride.
     """
-    if isinstance(model, nn.Module):
+    # The wrapper of Ultralytics is a module whose own flag stays at "training"; its predictor runs a copy in eval mode.
+    if isinstance(model, nn.Module) and not hasattr(model, "predictor"):
         _check(model)
 
     def detect(images: Tensor) -> list[Tensor]:

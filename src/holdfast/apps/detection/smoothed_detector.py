@@ -13,7 +13,13 @@ from torch import Tensor
 
 from holdfast.apps.detection.boxes import LABEL, Detector, check_detections
 from holdfast.apps.detection.encoding import Detections, Encoding, decode, encode
-from holdfast.certificates.smoothing.percentile import check_sigma, order_ranks, percentile_bounds, smallest_samples
+from holdfast.certificates.smoothing.percentile import (
+    check_sigma,
+    each_confidence,
+    order_ranks,
+    percentile_bounds,
+    smallest_samples,
+)
 from holdfast.checks import check_inputs
 from holdfast.errors import InputError, either
 from holdfast.random import Noise
@@ -26,13 +32,15 @@ CERTIFIED = [0, 1, 2, 3, LABEL]  # columns of a detection that are bounded
 class CertifiedDetections(Shown):
     """What is proved of the detections of one image, one row for each slot that any noisy copy used.
 
-    The median of every image within `epsilon` (L2, open ball) lies between `lower` and `upper`, each bound of each
-    number with probability `confidence`. Slots that are not listed are empty within the radius.
+    The median of every image within `epsilon` (L2, open ball) lies between `lower` and `upper`, with probability
+    `confidence` for each bound of each number, or for all bounds of the image together if `familywise`. Slots that are
+    not listed are empty within the radius.
 
     Attributes:
         lower, upper: bounds of x1, y1, x2, y2 and label, shape (S, 5); +inf means "nothing there".
         median: the smoothed prediction, an estimate, shape (S, 7) in the columns of a detection; +inf if nothing.
         bins: the bin of each slot, shape (S,).
+        sigma, n, seed: standard deviation of the noise, number of copies, and what fixes them.
     """
 
     lower: Tensor
@@ -43,6 +51,8 @@ class CertifiedDetections(Shown):
     sigma: float
     n: int
     confidence: float
+    familywise: bool = False
+    seed: int = 0
 
     def __len__(self) -> int:
         return int(self.lower.shape[0])
@@ -78,6 +88,7 @@ class Draws:
     size: tuple[int, int]
     sigma: float
     encoding: Encoding
+    seed: int = 0
 
     @property
     def n(self) -> int:
@@ -93,19 +104,31 @@ class Draws:
         slots, _ = encode(self.found.above(objectness), self.size, self.encoding)
         return decode(percentile_bounds(slots, 0.0, self.sigma).median)
 
-    def certify(self, epsilon: float, confidence: float = 0.999, *, objectness: float = 0.0) -> CertifiedDetections:
-        """Bounds of the smoothed prediction within an L2 distance of `epsilon`."""
-        if None in order_ranks(self.n, epsilon, self.sigma, confidence=confidence):
+    def certify(
+        self, epsilon: float, confidence: float = 0.999, *, objectness: float = 0.0, slots: int | None = None
+    ) -> CertifiedDetections:
+        """Bounds of the smoothed prediction within an L2 distance of `epsilon`.
+
+        Args:
+            slots: make `confidence` that of all bounds of the image together. It is the number of slots that the
+                detector can ever fill, known before the image is: bins times the most detections in an image.
+        """
+        used, bins = encode(self.found.above(objectness), self.size, self.encoding)
+        if slots is not None and slots < len(bins):
+            raise InputError(
+                f"slots must be the most that the detector can fill, got {slots}; it filled {len(bins)} here"
+            )
+        each = each_confidence(confidence, len(CERTIFIED) * (slots or 1), familywise=slots is not None)
+        if None in order_ranks(self.n, epsilon, self.sigma, confidence=each):
             raise InputError(
                 f"{either(f'n = {self.n} noisy copies', f'--samples {self.n}')} prove nothing at epsilon = "
-                f"{epsilon:g}, sigma = {self.sigma:g} and a confidence of {confidence:g}; the smallest "
-                f"{either('n', '--samples')} that does is "
-                f"{smallest_samples(epsilon, self.sigma, confidence=confidence)}"
+                f"{epsilon:g}, sigma = {self.sigma:g} and a confidence of {each:.8g}; the smallest "
+                f"{either('n', '--samples')} that does is {smallest_samples(epsilon, self.sigma, confidence=each)}"
             )
-        slots, bins = encode(self.found.above(objectness), self.size, self.encoding)
-        bounds = percentile_bounds(slots, epsilon, self.sigma, confidence=confidence)
+        bounds = percentile_bounds(used, epsilon, self.sigma, confidence=each)
         lower, upper = bounds.lower[:, CERTIFIED], bounds.upper[:, CERTIFIED]
-        return CertifiedDetections(lower, upper, bounds.median, bins, epsilon, self.sigma, self.n, confidence)
+        about = (epsilon, self.sigma, self.n, confidence, slots is not None, self.seed)
+        return CertifiedDetections(lower, upper, bounds.median, bins, *about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +166,10 @@ class SmoothedDetector:
         return [draws.detect(objectness=objectness) for draws in self.draw(x)]
 
     def certify(
-        self, x: Tensor, epsilon: float, confidence: float = 0.999, *, objectness: float = 0.0
+        self, x: Tensor, epsilon: float, confidence: float = 0.999, *, objectness: float = 0.0, slots: int | None = None
     ) -> list[CertifiedDetections]:
         """Detections of each image of x (B, C, H, W) with bounds for all images within an L2 distance of `epsilon`."""
-        return [draws.certify(epsilon, confidence, objectness=objectness) for draws in self.draw(x)]
+        return [draws.certify(epsilon, confidence, objectness=objectness, slots=slots) for draws in self.draw(x)]
 
     @torch.no_grad()
     def draw(self, x: Tensor) -> list[Draws]:
@@ -167,6 +190,6 @@ class SmoothedDetector:
         every, pairs = torch.cat(values), torch.cat(copy)
         sizes = torch.bincount(pairs // self.n, minlength=len(x)).tolist()
         return [
-            Draws(Detections(rows, of % self.n, self.n), (x.shape[2], x.shape[3]), self.sigma, self.encoding)
+            Draws(Detections(rows, of % self.n, self.n), (x.shape[2], x.shape[3]), self.sigma, self.encoding, self.seed)
             for rows, of in zip(every.split(sizes), pairs.split(sizes), strict=True)
         ]

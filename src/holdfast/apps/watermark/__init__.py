@@ -1,6 +1,6 @@
 """Watermarks in the weights of a classifier that no small change of the weights removes, with a certificate."""
 
-from holdfast.apps.watermark.adversaries import Drift, drift, fine_tune, parameter_pgd
+from holdfast.apps.watermark.adversaries import Drift, drift, epochs_to_leave, fine_tune, parameter_pgd
 from holdfast.apps.watermark.attacks_toolbox import TOOLBOX
 from holdfast.apps.watermark.certificate import (
     WatermarkCertificate,
@@ -36,6 +36,7 @@ __all__ = [
     "content_triggers",
     "drift",
     "embed",
+    "epochs_to_leave",
     "fine_tune",
     "load_triggers",
     "noise_triggers",

@@ -5,7 +5,7 @@ Each works on a copy; the owner's model stays as it is. `watch` is shown the mod
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypedDict
@@ -76,6 +76,7 @@ def fine_tune(
     decay_epochs: int = 10,
     seed: int = 0,
     watch: Watch | None = None,
+    watch_steps: Watch | None = None,
 ) -> nn.Module:
     """The stolen model, trained on with Adam on the attacker's data; in eval mode.
 
@@ -98,7 +99,43 @@ def fine_tune(
         labels = logits.softmax(1) if targets == "soft" else logits.argmax(1)
     assert labels is not None
     run = partial(train_on, stolen, x, labels, lr=lr, epochs=epochs, batch_size=batch_size, seed=seed, watch=watch)
-    return run(weight_decay=weight_decay, decay_epochs=decay_epochs)
+    return run(weight_decay=weight_decay, decay_epochs=decay_epochs, watch_steps=watch_steps)
+
+
+def epochs_to_leave(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor | None,
+    radii: Sequence[float],
+    *,
+    targets: Targets = "true",
+    lr: float = 1e-4,
+    epochs: int = 1,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> tuple[float | None, ...]:
+    """Epochs of `fine_tune` after which the weights are at least each of the `radii` (l2) away from the model's.
+
+    A fraction, counted in steps; None for a radius that was not left within `epochs`. A certificate says nothing of the
+    model from there on. Each step of Adam with a constant gradient moves d weights by lr sqrt(d).
+    """
+    if not radii or any(not math.isfinite(radius) or radius < 0 for radius in radii):
+        raise InputError(f"radii must be finite numbers, 0 or more, at least one, got {list(radii)}")
+    moved: list[float] = []
+    fine_tune(
+        model,
+        x,
+        y,
+        targets=targets,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        watch_steps=lambda now: moved.append(drift(now, model).parameters),
+    )
+    steps = -(-len(x) // batch_size)
+    left = (next((i for i, far in enumerate(moved, 1) if far >= radius), None) for radius in radii)
+    return tuple(None if step is None else step / steps for step in left)
 
 
 def train_on(
@@ -115,6 +152,7 @@ def train_on(
     layer: nn.Module | None = None,
     change: Change | None = None,
     watch: Watch | None = None,
+    watch_steps: Watch | None = None,
 ) -> nn.Module:
     """Train `model` itself with Adam, and return it in eval mode.
 
@@ -123,6 +161,7 @@ def train_on(
         x: inputs (N, ...).  targets: classes (N,) or probabilities (N, K).
         layer: train only this layer, with batch norm frozen.
         change: turns the inputs of each batch into others, with the model in eval mode.
+        watch, watch_steps: shown the model after each epoch, and after each step.
     """
     if len(x) == 0 or len(x) != len(targets):
         raise InputError(f"there must be inputs and one target for each, got {len(x)} and {len(targets)}")
@@ -144,6 +183,8 @@ def train_on(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if watch_steps is not None:
+                watch_steps(model)
         model.eval()
         if watch is not None:
             watch(model)
