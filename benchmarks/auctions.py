@@ -22,12 +22,23 @@ solver; larger settings there have no rationality by architecture.
 import argparse
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, describe_markdown, describe_run, markdown_table, read_results, store_cell
+from common import (
+    RESULTS,
+    Judgement,
+    describe_markdown,
+    describe_run,
+    markdown_table,
+    read_results,
+    report_claims,
+    store_cell,
+    verdict_of,
+)
 
 from holdfast.apps.auctions import (
     AuctionNet,
@@ -262,6 +273,49 @@ def _student(name: str, c: Cell) -> str:
     )
 
 
+def judge(record: dict[str, Any]) -> Iterator[Judgement]:
+    """What the closed forms and the trained networks say of the claims, where three seeds are there."""
+    if len(record.get("closed", {})) == len(CLOSED):
+        cells = record["closed"].values()
+        near = [abs(c["revenue"] - c["closed form"]) < 2 * c["error"] + 1e-4 for c in cells]  # printed to four digits
+        text = ", ".join(f"{name} {c['revenue']:.4f}" for name, c in record["closed"].items())
+        yield "auctions-closed-forms", verdict_of([*near, *(c["largest regret proved"] < 1e-4 for c in cells)]), text
+    for size in ("1x2", "2x2"):
+        found = {
+            kind: [record.get("trained", {}).get(f"{size}{kind}-{seed}") for seed in range(3)]
+            for kind in ("", "-stable")
+        }
+        if any(cell is None for cells in found.values() for cell in cells):
+            continue
+        better = []
+        for kind, cells in found.items():
+            revenue, regret, _ = PUBLISHED[f"{size}{kind}"]
+            # What earns less at less regret is neither better nor worse.
+            better += [c["revenue"] >= revenue and c["proved"] <= regret for c in cells]
+        figures = "; ".join(f"{c['revenue']:.3f} at {c['proved']:.4f}" for cells in found.values() for c in cells)
+        less = any(c["proved"] < PUBLISHED[f"{size}{kind}"][1] for kind, cells in found.items() for c in cells)
+        outcome = verdict_of(better)
+        outcome = "not decided at this size" if outcome == "refuted" and less else outcome
+        yield (
+            f"auctions-certified-regret-{size}",
+            outcome,
+            f"revenue at proved regret, without and with the term: {figures}",
+        )
+        if size == "2x2":
+            yield from _judge_stability(*found.values())
+
+
+def _judge_stability(plain: list[Cell], stable: list[Cell]) -> Iterator[Judgement]:
+    """Units that a lie can move, and boxes of branch and bound; other solvers than ours were not run."""
+    pairs = list(zip(plain, stable, strict=True))
+    text = ", ".join(f"{a['unstable']:.1%} to {b['unstable']:.1%}" for a, b in pairs)
+    yield "auctions-stability-units", verdict_of([b["unstable"] < a["unstable"] for a, b in pairs]), text
+    text = ", ".join(f"{a['boxes']:.0f} to {b['boxes']:.0f}" for a, b in pairs)
+    faster = verdict_of([b["boxes"] < 0.8 * a["boxes"] for a, b in pairs])
+    outcome = faster if faster == "confirmed" else "not decided at this size"  # our search splits bids, theirs ReLUs
+    yield "auctions-stability-time", outcome, f"boxes a profile {text}"
+
+
 def main() -> None:
     """Run the parts that are asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -300,6 +354,7 @@ def main() -> None:
                     cell = ascent(setting, int(seed), given.profiles or 1000)
             cell["run"] = describe_run(("holdfast", "torch"))
             store_cell(NAME, part, name, cell, to_markdown=to_markdown, folder=given.out)
+    report_claims(judge(read_results(NAME, given.out)))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,22 @@ objectness: not COCO's.
 import argparse
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, store_cell
+from common import (
+    RESULTS,
+    Judgement,
+    Neighbours,
+    describe_markdown,
+    describe_run,
+    markdown_table,
+    read_results,
+    report_claims,
+    store_cell,
+)
 from safetensors.torch import load_file, save_file
 
 import holdfast as hf
@@ -246,6 +257,20 @@ def to_markdown(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", "## Runs", "", *sorted(runs)])
 
 
+def judge(record: dict[str, Any]) -> Iterator[Judgement]:
+    """What the figures say of the claims; networks of one seed decide none of them."""
+    open_ = "not decided at this size"
+    if "smoothed" in record:
+        cells = record["smoothed"]
+        with_noise = {key: c["proved"] for key, c in cells.items() if key.startswith("trained with noise")}
+        yield "detection-table-bins", open_, f"proved: {with_noise}"
+        without = {key: (c["ap"], c["proved"]) for key, c in cells.items() if key not in with_noise}
+        yield "detection-denoiser", open_, f"AP, proved: {without}"
+    if "attack" in record:
+        found = {key: (c["clean"], c["attacked"], c["proved"]) for key, c in record["attack"].items()}
+        yield "detection-attack-inside", open_, f"AP clean, attacked, proved: {found}"
+
+
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +288,7 @@ def main() -> None:
     torch.set_num_threads(1)
     test = detection_scenes(options.images, split="test")
     {"smoothed": run_smoothed, "attack": run_attack}[options.part](options, test)
+    report_claims(judge(read_results(NAME, options.out)))
 
 
 if __name__ == "__main__":

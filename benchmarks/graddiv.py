@@ -14,13 +14,23 @@ Results go to benchmarks/results/graddiv.md and .json; trained models to the cac
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, describe_markdown, describe_run, markdown_table, read_results, store_cell
+from common import (
+    RESULTS,
+    Judgement,
+    describe_markdown,
+    describe_run,
+    markdown_table,
+    read_results,
+    report_claims,
+    store_cell,
+    verdict_of,
+)
 
 import holdfast as hf
 from holdfast.analyze.concentration import concentration
@@ -183,6 +193,31 @@ def _judged(cells: dict[str, Any], size: Size) -> list[str]:
     return text
 
 
+def judge(record: dict[str, Any]) -> Iterator[Judgement]:
+    """Concentration and accuracy with and without GradDiv, seed by seed, of the largest size that has all seeds."""
+    for name in ("full", "small"):
+        sides = [[f"{method} {seed}" for seed in SEEDS] for method in ("adv-bnn", "adv-bnn+graddiv")]
+        measured, judged = record.get(f"measure {name}", {}), record.get(f"judge {name}", {})
+        if all(key in measured for side in sides for key in side):
+            length = [[measured[key]["resultant"] for key in side] for side in sides]
+            falls = [after < before for before, after in zip(*length, strict=True)]
+            text = "; ".join(", ".join(f"{v:.3f}" for v in side) for side in length)
+            yield "graddiv-lowers-concentration", verdict_of(falls), f"resultant length without and with: {text}"
+            budgets = [b for b in SIZES[name].budgets if all(f"{k} {b:g}" in judged for side in sides for k in side)]
+            for attack, claim in (("eot-pgd-20", "accuracy-under-eot"), ("minimum", "accuracy-under-strongest")):
+                found = {b: [[judged[f"{key} {b:g}"][attack] for key in side] for side in sides] for b in budgets}
+                outside = [pair for b, pair in found.items() if b > SIZES[name].budgets[0]]
+                rises = [after > before for pair in outside for before, after in zip(*pair, strict=True)]
+                text = "; ".join(f"{b:g}: {_percent(p[0])} without, {_percent(p[1])} with" for b, p in found.items())
+                outcome = verdict_of(rises) if rises else "not decided at this size"
+                yield f"graddiv-{claim}", outcome, f"accuracy under {attack} at {text}"
+            return
+
+
+def _percent(values: list[float]) -> str:
+    return ", ".join(f"{100 * v:.0f}" for v in values) + " %"
+
+
 def main() -> None:
     """Run the cells that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,6 +247,7 @@ def main() -> None:
             path = model_path(chosen.size, method, seed)
             if path.exists():
                 cell("judge", f"{key} {budget:g}", partial(judge_cell, size, path, budget, seed, data))
+    report_claims(judge(read_results("graddiv", chosen.out)))
 
 
 if __name__ == "__main__":

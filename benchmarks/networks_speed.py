@@ -6,6 +6,10 @@ contender attacks the same inputs in turn; CPU time, medians of the rotations.
 
     python benchmarks/networks_speed.py --models MODELS --data cifar10.npz --part train          # 25 minutes, one core
     python benchmarks/networks_speed.py --models MODELS --data cifar10.npz --official CHECKOUT   # about an hour
+    python benchmarks/networks_speed.py --models MODELS --data cifar10.npz --part large          # 5 minutes
+
+The part "large" audits 100 images of 224 x 224 on a ResNet-50 and a ViT-S/16 with random weights, two minutes each by
+the clock of the processor: is the time limit kept, in less than 4 GB?
 
 `--data` is an .npz file with x_train, y_train, x_test, y_test (uint8); `--official` a checkout of the authors'
 AutoAttack. Each cell is stored when it is measured; a later run of a part replaces its cells.
@@ -17,6 +21,7 @@ import importlib
 import io
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -28,16 +33,20 @@ import torch
 from common import RESULTS, describe_run, markdown_table, store_cell
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
 import holdfast as hf
 from holdfast.certificates.smoothing.sample import Sampling, sample
 from holdfast.certificates.smoothing.smoothing import gaussian
 from holdfast.training.attack.pgd import in_bfloat16
+from holdfast.utils import clock
 
 EPS = 8 / 255
 MINUTES = {"preact-resnet18": 13.0, "vit": 9.0}
-PARTS = ("train", "pgd", "apgd", "ensembles", "smoothing", "training")
+PARTS = ("train", "pgd", "apgd", "ensembles", "smoothing", "training", "large")
+LARGE = {"preact-resnet18": "resnet50", "vit": "vit-s16"}  # the large network of each family
+KINDS = {"PGD-10": (10, EPS / 4), "FGSM-RS": (1, 1.25 * EPS)}  # of adversarial training: steps and their size
+LIMIT, GIGABYTES = 120.0, 4.0  # seconds and memory of an audit of 100 large inputs
 BARS = {
     **{f"{n} pgd-40 auto": 0.65 for n in MINUTES},
     **{f"{n} pgd-40 full": 0.95 for n in MINUTES},
@@ -227,13 +236,16 @@ def measure_smoothing(name: str, model: nn.Module, data: Data, options: argparse
 
         return run
 
-    found = rotate({"plain loop": plain, "holdfast full": by_us("full"), "holdfast bfloat16": by_us("bfloat16")}, 3)
+    found = rotate(
+        {"plain loop": plain, "holdfast full": by_us("full"), "holdfast bfloat16": by_us("bfloat16")}, options.rounds
+    )
     rates = {key: drawn / seconds for key, (seconds, drawn) in found.items()}
     return {
         f"{name} smoothing": {
             "samples_per_second": {key: round(rate) for key, rate in rates.items()},
             "times_plain": {key: round(rate / rates["plain loop"], 2) for key, rate in rates.items()},
             "bar": 1.7,
+            "rounds": options.rounds,
         }
     }
 
@@ -241,7 +253,7 @@ def measure_smoothing(name: str, model: nn.Module, data: Data, options: argparse
 def measure_training(name: str, model: nn.Module, data: Data, options: argparse.Namespace) -> dict[str, Any]:
     """Images a second of adversarial training with PGD-10 and FGSM-RS: plain loop with torchattacks against ours.
 
-    Also the robust accuracy (PGD-10, 200 test inputs) after each of three epochs over 2,000 images.
+    Also the robust accuracy (PGD-10, the first test inputs) after each of three epochs.
     """
     del model
     with warnings.catch_warnings():
@@ -253,7 +265,8 @@ def measure_training(name: str, model: nn.Module, data: Data, options: argparse.
 
     cells = {}
     x_all, y_all = data["x_train"][: options.images], data["y_train"][: options.images]
-    for kind, steps, size in (("PGD-10", 10, EPS / 4), ("FGSM-RS", 1, 1.25 * EPS)):
+    for kind in options.kinds:
+        steps, size = KINDS[kind]
         figures: dict[str, Any] = {}
         for contender in ("torchattacks", "holdfast full", "holdfast bfloat16"):
             net = network(name).train()
@@ -277,18 +290,51 @@ def measure_training(name: str, model: nn.Module, data: Data, options: argparse.
                     cross_entropy(net(x_adv), y).backward()
                     optimizer.step()
                 seconds += time.process_time() - started
-                x, y = data["x_test"][:200], data["y_test"][:200]
-                curve.append(robust(net.eval(), plain_pgd(net, x, y, EPS, 10, EPS / 4), y) / 200)
+                x, y = data["x_test"][: options.inputs], data["y_test"][: options.inputs]
+                curve.append(robust(net.eval(), plain_pgd(net, x, y, EPS, 10, EPS / 4), y) / len(x))
                 net.train()
             figures[contender] = {"images_per_second": round(3 * len(y_all) / seconds, 1), "robust_accuracy": curve}
         base = figures["torchattacks"]["images_per_second"]
         for figure in figures.values():
             figure["times_plain"] = round(figure["images_per_second"] / base, 2)
-        cells[f"{name} training {kind}"] = {"contenders": figures, "bar": 1.5, "images": len(y_all)}
+        cells[f"{name} training {kind}"] = {"contenders": figures, "bar": 1.5, "images": len(y_all), "inputs": len(x)}
     return cells
 
 
+def measure_large(name: str, model: nn.Module, data: Data, options: argparse.Namespace) -> dict[str, Any]:
+    """An audit of 100 large inputs with a time limit: what it took, and what it says it could not do.
+
+    The labels are the model's own answers: all weights are random.
+    """
+    del model
+    large = hf.make_model(LARGE[name], seed=0).eval()
+    x = interpolate(data["x_test"][: options.inputs], size=(224, 224), mode="bilinear").clamp(0, 1)
+    with torch.no_grad():
+        y = torch.cat([large(part).argmax(1) for part in x.split(10)])
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory starts anew
+    with tempfile.TemporaryDirectory() as out, clock.timed_by(time.process_time):
+        started = time.process_time()
+        result = hf.audit(large, (x, y), hf.Linf(4 / 255), budget=LIMIT, n=len(x), out=Path(out) / "run")
+        seconds = time.process_time() - started
+    status = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 2**20
+    level = result.levels[-1]
+    return {
+        f"{LARGE[name]} audit": {
+            "inputs": level.inputs,
+            "cpu_seconds": round(seconds, 1),
+            "most_seconds": 1.1 * LIMIT + 1,
+            "gigabytes": round(peak, 2),
+            "most_gigabytes": GIGABYTES,
+            "certified": level.certified,
+            "attacked": level.attacked,
+            "not_done": list(result.brackets[0].skipped),
+        }
+    }
+
+
 MEASURE = {
+    "large": measure_large,
     "pgd": measure_pgd,
     "apgd": measure_apgd,
     "ensembles": measure_ensembles,
@@ -301,13 +347,14 @@ def open_bars(record: dict[str, Any]) -> list[str]:
     """What has a bar and no figure."""
     wanted = [f"{name} {what}" for name in MINUTES for what in ("pgd-5", "pgd-40", "apgd", "ensembles", "smoothing")]
     wanted += [f"{name} training {kind}" for name in MINUTES for kind in ("PGD-10", "FGSM-RS")]
+    wanted += [f"{name} audit" for name in LARGE.values()]
     measured = {key for cells in record.values() for key in cells}
     return [key for key in wanted if key not in measured]
 
 
 def to_markdown(record: dict[str, Any]) -> str:
     """The results as a page."""
-    attacks, rates, runs = [], [], []
+    attacks, rates, large, runs = [], [], [], []
     for part, cells in record.items():
         for key, cell in cells.items():
             runs.append(f"- {cell['run']['date']}, {key}: `{cell['run']['command']}`")
@@ -330,6 +377,12 @@ def to_markdown(record: dict[str, Any]) -> str:
                     curve = " ".join(f"{share:.3f}" for share in figure["robust_accuracy"])
                     speed = (figure["images_per_second"], figure["times_plain"])
                     rates.append((key, who, *speed, cell["bar"], met, curve))
+            elif part == "large":
+                kept = cell["cpu_seconds"] <= cell["most_seconds"] and cell["gigabytes"] < cell["most_gigabytes"]
+                limits = (f"{cell['most_seconds']:g}", cell["gigabytes"], cell["most_gigabytes"])
+                bracket = f"{cell['certified']} to {cell['attacked']} of {cell['inputs']}"
+                said = "; ".join(cell["not_done"])
+                large.append((key, cell["cpu_seconds"], *limits, "yes" if kept else "no", bracket, said))
     intro = (__doc__ or "").split("\n\n")[1].replace("\n", " ")
     machine = next((cell["run"] for cells in record.values() for cell in cells.values()), None)
     where = (
@@ -341,11 +394,17 @@ def to_markdown(record: dict[str, Any]) -> str:
             "# Speed on ResNets and transformers",
             intro,
             where,
+            "[Notes](notes/networks-speed.md): how busy the machine was, and why bars were missed.",
             markdown_table(header, attacks),
             "Samples or images a second, and as a multiple of the plain loop; robust accuracy after each epoch.",
             markdown_table(("what", "contender", "a second", "times plain", "at least", "met", "robust"), rates),
+            "An audit of images of 224 x 224 with a limit of two minutes, by the clock of the processor; linf 4/255, "
+            "random weights.",
+            markdown_table(("what", "CPU s", "at most", "GB", "below", "met", "bracket", "said to be not done"), large),
             "# Not measured",
-            "Bars without a figure here, which is not to say that they are met: " + "; ".join(open_bars(record)) + ".",
+            "Bars without a figure here, which is not to say that they are met: "
+            + ("; ".join(open_bars(record)) or "none")
+            + ".",
             "# Runs",
             "\n".join(runs),
         ]
@@ -358,27 +417,31 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True, help="folder of the trained weights")
     parser.add_argument("--data", type=Path, required=True, help=".npz file of CIFAR-10")
     parser.add_argument("--official", type=Path, help="checkout of AutoAttack; needed by apgd and ensembles")
-    parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS[1:])
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS[1:-1])
     parser.add_argument("--only", choices=tuple(MINUTES), nargs="+", default=tuple(MINUTES))
-    parser.add_argument("--inputs", type=int, default=200, help="attacked by pgd and apgd (default: 200)")
+    parser.add_argument("--minutes", type=float, help="of training, each network (default: 13 and 9)")
+    parser.add_argument("--inputs", type=int, default=200, help="attacked, or judged after an epoch (default: 200)")
     parser.add_argument("--steps", type=int, nargs="+", default=(5, 40), help="of pgd (default: 5 40)")
-    parser.add_argument("--rounds", type=int, default=3, help="rotations of pgd (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rotations of pgd and smoothing (default: 3)")
     parser.add_argument("--unbroken", action="store_true", help="pgd only on inputs that pgd does not break")
     parser.add_argument("--few", type=int, default=64, help="attacked by the ensembles (default: 64)")
     parser.add_argument("--images", type=int, default=2000, help="of an epoch of training (default: 2000)")
+    parser.add_argument("--kinds", choices=tuple(KINDS), nargs="+", default=tuple(KINDS), help="of training")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with np.load(options.data) as file:
-        pixels = {key: torch.from_numpy(file[key][:20_000]) for key in ("x_train", "y_train", "x_test", "y_test")}
+        keys = ("x_test", "y_test", *(("x_train", "y_train") if {"train", "training"} & set(options.part) else ()))
+        pixels = {key: torch.from_numpy(file[key][: 20_000 if "train" in key else 1000].copy()) for key in keys}
     data = {key: t.float() / 255 if key.startswith("x") else t.long() for key, t in pixels.items()}
     for name in options.only:
         if "train" in options.part:
-            weights = train(name, data, MINUTES[name]).state_dict()
+            weights = train(name, data, options.minutes or MINUTES[name]).state_dict()
             save_file({key: t.contiguous() for key, t in weights.items()}, options.models / f"{name}.safetensors")
         for part in (part for part in options.part if part != "train"):
-            for key, cell in MEASURE[part](name, trained(name, options.models), data, options).items():
+            model = network(name) if part in ("training", "large") else trained(name, options.models)
+            for key, cell in MEASURE[part](name, model, data, options).items():
                 cell["run"] = describe_run(("torch", "torchattacks", "foolbox"))
                 store_cell("networks_speed", part, key, cell, to_markdown=to_markdown, folder=options.out)
 

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, describe_markdown, describe_run, markdown_table, read_results, write_results
+from common import (
+    RESULTS,
+    Judgement,
+    describe_markdown,
+    describe_run,
+    markdown_table,
+    read_results,
+    report_claims,
+    verdict_of,
+    write_results,
+)
 from torch import nn
 
 import holdfast as hf
@@ -120,7 +130,7 @@ def train_once(changes: dict[str, Any], seed: int, **overrides: Any) -> Trained:
     return result.model, time.perf_counter() - started
 
 
-def run_sweep(record: dict[str, Any], parts: list[str], until: float) -> bool:
+def run_sweep(record: dict[str, Any], parts: list[str], until: float, out: Path) -> bool:
     """The runs of the parts that are missing; False if time ran out."""
     for part in parts:
         rows = record.setdefault(part, {})
@@ -135,7 +145,7 @@ def run_sweep(record: dict[str, Any], parts: list[str], until: float) -> bool:
                 kept = sum(int(pattern.sum()) for pattern in patterns(model).values())
                 scores = accuracies(pruned(model), SETTING["threat"], attack="pgd", n=500)
                 rows[key] = {**scores, "kept": kept, "seconds": round(seconds, 1)}
-                keep(record)
+                keep(record, out)
                 print(part, key, rows[key], flush=True)
     return True
 
@@ -170,7 +180,7 @@ def table_methods(threat: str, seed: int, folder: Path) -> Iterator[tuple[str, C
     yield "binary sub-network, gamma 1", lambda: train({"prune": {**POPUP, "gamma": 1.0}}, seed)
 
 
-def run_table(record: dict[str, Any], part: str, until: float) -> bool:
+def run_table(record: dict[str, Any], part: str, until: float, out: Path) -> bool:
     """The table of methods, with AutoAttack on 200 inputs; False if time ran out."""
     rows, threat = record.setdefault(part, {}), TABLES[part]
     with tempfile.TemporaryDirectory() as folder:
@@ -187,12 +197,12 @@ def run_table(record: dict[str, Any], part: str, until: float) -> bool:
                 scores = accuracies(plain, threat, attack="autoattack", n=200)
                 kept = sum(int((p != 0).sum()) for p in plain.parameters())
                 rows[key] = {**scores, "kept": kept, "bytes": size, "seconds": round(seconds, 1)}
-                keep(record)
+                keep(record, out)
                 print(part, key, rows[key], flush=True)
     return True
 
 
-def run_bounds(record: dict[str, Any], until: float) -> bool:
+def run_bounds(record: dict[str, Any], until: float, out: Path) -> bool:
     """Time of bounds and of plain inference on a sub-network, dense and as torch's sparse matrices."""
     if "bounds" in record or time.monotonic() > until:
         return "bounds" in record
@@ -202,7 +212,8 @@ def run_bounds(record: dict[str, Any], until: float) -> bool:
     x = hf.load_data(SETTING["data"]).test.x[:64]
     rows: dict[str, Any] = {"weights": count_parameters(dense)}
     for name, network in (("dense network, untrained", dense), ("sub-network, dense matrices", plain)):
-        rows[name] = {"inference ms": _milliseconds(lambda n=network: n(x))}
+        memory = sum(layer.weight.nbytes for layer in network.modules() if isinstance(layer, nn.Linear))
+        rows[name] = {"inference ms": _milliseconds(lambda n=network: n(x)), "bytes of the weights": memory}
         for method in ("ibp", "crown"):
             rows[name][f"{method} ms"] = _milliseconds(
                 lambda n=network, m=method: hf.bounds(n, x, "linf:0.01", method=m)
@@ -220,9 +231,13 @@ def run_bounds(record: dict[str, Any], until: float) -> bool:
             h = weight @ h if i + 1 == len(sparse) else (weight @ h).relu()
         return h
 
-    rows["sub-network, sparse matrices (CSR)"] = {"inference ms": _milliseconds(product)}
+    memory = sum(part.nbytes for w in sparse for part in (w.crow_indices(), w.col_indices(), w.values()))
+    rows["sub-network, sparse matrices (CSR)"] = {
+        "inference ms": _milliseconds(product),
+        "bytes of the weights": memory,
+    }
     record["bounds"] = rows
-    keep(record)
+    keep(record, out)
     return True
 
 
@@ -232,17 +247,73 @@ def _milliseconds(work: Callable[[], object], times: int = 20) -> float:
         work()
         taken = []
         for _ in range(times):
-            started = time.perf_counter()
+            started = time.process_time()
             work()
-            taken.append(1000 * (time.perf_counter() - started))
+            taken.append(1000 * (time.process_time() - started))
     return round(statistics.median(taken), 3)
 
 
-def keep(record: dict[str, Any]) -> None:
+def keep(record: dict[str, Any], out: Path) -> None:
     """Write what there is."""
     record["run"] = describe_run(("torch", "holdfast"))
     record["setting"] = SETTING
-    write_results("subnetworks", record, to_markdown(record))
+    write_results("subnetworks", record, to_markdown(record), out)
+
+
+def judge(record: dict[str, Any]) -> Iterator[Judgement]:
+    """What the runs so far say of the claims, where all seeds are there."""
+    rows = {part: by_name(record.get(part, {})) for part in (*PARTS, *TABLES)}
+
+    def robust(part: str, name: str) -> list[float]:
+        return [run["robust"] for run in rows[part].get(name, ())]
+
+    def compare(claim: str, better: tuple[str, str], worse: tuple[str, str], slack: float = 0.0) -> Iterator[Judgement]:
+        """Confirmed if the worst seed of one is above the best of the other; with slack, if the means are so close."""
+        high, low = robust(*better), robust(*worse)
+        if min(len(high), len(low)) == len(SEEDS):
+            text = f"robust {spread(high)} {': '.join(better)}; {spread(low)} {': '.join(worse)}"
+            if slack:
+                yield claim, verdict_of([statistics.fmean(high) > statistics.fmean(low) - slack]), text
+            else:
+                yield claim, _ranges(high, low), text
+
+    for end, part in (("", "gamma"), ("-lenet", "lenet")):
+        small, large = ((part, f"r={rate} gamma=0.1") for rate in (0.99, 0.5))
+        yield from compare(f"subnet-gamma-high-rate{end}", small, (part, "r=0.99 gamma=1.0"))
+        yield from compare(f"subnet-gamma-low-rate{end}", (part, "r=0.5 gamma=1.0"), large)
+    yield from _judge_norm(rows["norm"])
+    popup = ("gamma", "r=0.99 gamma=0.1")
+    yield from compare("subnet-binary-weights", popup, ("weights", "kaiming LBN"), slack=0.05)
+    yield from compare("subnet-cached-one-step", ("fast", "cached 28x28"), popup, slack=0.05)
+    yield from compare("subnet-cached-low-resolution", ("fast", "cached 14x14"), ("fast", "cached 28x28"), slack=0.05)
+    binary = "binary sub-network, gamma 0.1"
+    for end, part in (("", "table"), ("-0-2", "table-0.2")):
+        yield from compare(f"subnet-better-than-rst{end}", (part, binary), (part, "RST, gamma 1"))
+        yield from compare(f"subnet-against-hydra{end}", (part, binary), (part, "HYDRA, gamma 0.1"))
+        same = (part, "AT, dense, same number of weights")
+        yield from compare(f"subnet-against-small-dense{end}", (part, binary), same)
+
+
+def _ranges(high: list[float], low: list[float]) -> str:
+    """Whether all seeds of one are above all seeds of the other, below them, or neither."""
+    if min(high) > max(low):
+        return "confirmed"
+    return "refuted" if max(high) < min(low) else "not decided at this size"
+
+
+def _judge_norm(rows: dict[str, list[dict[str, Any]]]) -> Iterator[Judgement]:
+    scales = (0.001, 0.1, 1.0)
+    groups = {n: [[run["robust"] for run in rows.get(f"{n} a={a}", ())] for a in scales] for n in ("LBN", "no LBN")}
+    if any(len(group) != len(SEEDS) for side in groups.values() for group in side):
+        return
+    text = "; ".join(f"{name}: {', '.join(map(spread, side))}" for name, side in groups.items())
+    pairs = zip(groups["LBN"], groups["no LBN"], strict=True)
+    yield "subnet-last-batch-norm", verdict_of([min(a) > max(b) for a, b in pairs]), text
+    means = {name: [statistics.fmean(group) for group in side] for name, side in groups.items()}
+    change = {name: max(values) - min(values) for name, values in means.items()}
+    trained = max(means["no LBN"]) > 0.2  # without it there must be an effect to compare with
+    flatter = [change["LBN"] < change["no LBN"]]
+    yield "subnet-score-scale", verdict_of(flatter) if trained else "not decided at this size", text
 
 
 def by_name(rows: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -275,7 +346,7 @@ def to_markdown(record: dict[str, Any]) -> str:
             text += ["", f"## {part}", "", markdown_table(columns, rows)]
     if record.get("bounds"):
         rows = [
-            [name, ", ".join(f"{k} {v:.3g}" for k, v in row.items())]
+            [name, ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v:.3g}" for k, v in row.items())]
             for name, row in record["bounds"].items()
             if isinstance(row, dict)
         ]
@@ -283,7 +354,7 @@ def to_markdown(record: dict[str, Any]) -> str:
             "",
             "## bounds and inference",
             "",
-            "64 inputs, one thread.",
+            "64 inputs, one thread, processor time.",
             "",
             markdown_table(["network", "measured"], rows),
         ]
@@ -302,14 +373,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=[*PARTS, *TABLES, "bounds"])
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no new run begins after so many")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    until = time.monotonic() + arguments.seconds
-    record = read_results("subnetworks", RESULTS)
-    done = run_sweep(record, [part for part in arguments.parts if part in PARTS], until)
+    until, out = time.monotonic() + arguments.seconds, arguments.out
+    record = read_results("subnetworks", out)
+    done = run_sweep(record, [part for part in arguments.parts if part in PARTS], until, out)
     for part in TABLES:
-        done = done and (part not in arguments.parts or run_table(record, part, until))
-    done = done and ("bounds" not in arguments.parts or run_bounds(record, until))
+        done = done and (part not in arguments.parts or run_table(record, part, until, out))
+    done = done and ("bounds" not in arguments.parts or run_bounds(record, until, out))
+    report_claims(judge(record))
     print("all done" if done else "time is up; run the same command again to go on")
 
 

@@ -24,13 +24,24 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
+from common import (
+    RESULTS,
+    Judgement,
+    Neighbours,
+    describe_markdown,
+    describe_run,
+    markdown_table,
+    read_results,
+    report_claims,
+    store_cell,
+    verdict_of,
+)
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -460,6 +471,24 @@ def main() -> None:
         for key, measure in tasks[part].items():
             if not (options.resume and key in read_results(NAME, options.out).get(part, {})):
                 store(options.out, part, key, {**measure(), "run": run})
+    report_claims(judge(read_results(NAME, options.out)))
+
+
+def judge(record: dict[str, Any]) -> Iterator[Judgement]:
+    """What the finished runs say of collapse, and of ATAS beside ATTA."""
+    cells = record.get("fast", {})
+    pairs = [(name, seed) for name in SETTINGS for seed in SETTINGS[name]["seeds"]]
+    if not all(f"{name}, {method}, seed {seed}" in cells for name, seed in pairs for method in FAST):
+        return
+
+    def left(method: str, only: str = "") -> list[float]:
+        return [cells[f"{n}, {method}, seed {s}"]["autoattack"] for n, s in pairs if only in n]
+
+    text = "; ".join(f"{method} {', '.join(f'{100 * a:.1f}' for a in left(method))} %" for method in FAST)
+    yield "fast-fgsm-rs-collapses", verdict_of([a < 0.01 for a in left("fgsm-rs", "budget")]), text
+    yield "fast-atas-does-not-collapse", verdict_of([a > 0.4 for a in left("atas")]), text
+    better = [a > b for a, b in zip(left("atas"), left("atta"), strict=True)]
+    yield "fast-atas-better-than-atta", verdict_of(better), text
 
 
 def list_tasks(root: Path) -> dict[str, dict[str, Callable[[], Cell]]]:

@@ -29,10 +29,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
+from common import (
+    RESULTS,
+    Neighbours,
+    describe_markdown,
+    describe_run,
+    markdown_table,
+    read_results,
+    report_claims,
+    store_cell,
+)
 from scipy import stats
 from torch import nn
 from torch.nn.functional import cross_entropy
+from volume_claims import COUNTS, EDGES, TABLE_2, TABLE_4, TABLE_6, WIDTHS, judge, percent
 
 import holdfast as hf
 from holdfast.analyze.plots.boundaries import boundaries_svg
@@ -54,29 +64,6 @@ from holdfast.utils.progress import without_progress
 
 NAME, PACKAGES = "volume", ("holdfast", "torch")
 Cell = dict[str, Any]
-WIDTHS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-COUNTS = (1714, 3447, 6699, 11074, 14954, 21131, 26479, 34521, 43746)
-EDGES = (0.45, 0.5, 0.55, 0.6)  # lower ends of the bins that are compared, each 0.05 wide
-
-# Accuracy in % and its published standard error, by samples and optimiser, for the bins from (0.45, 0.5] up.
-TABLE_2: dict[tuple[int, str], list[tuple[float, float] | None]] = {
-    (8, "guess-and-check"): [(78.05, 0.72), (76.40, 0.79), (70.76, 0.74), (67.48, 0.78)],
-    (8, "sgd"): [(81.85, 0.72), (79.70, 0.70), (79.74, 0.63), (76.51, 0.71)],
-    (8, "linear"): [(67.36, 0.76), (63.46, 0.75), (58.65, 0.79), (54.87, 0.75)],
-    (4, "guess-and-check"): [(70.89, 0.90), (68.27, 0.83), (65.63, 0.92), (62.38, 0.91)],
-    (4, "sgd"): [(73.95, 0.85), (73.28, 0.85), (69.15, 0.84), (67.65, 0.84)],
-    (4, "linear"): [(58.11, 0.88), (57.21, 0.91), (55.38, 0.88), (53.60, 0.83)],
-    (2, "guess-and-check"): [(62.81, 0.90), (61.02, 0.84), (59.90, 0.91), (56.82, 0.95)],
-    (2, "sgd"): [(63.42, 0.87), (64.38, 0.88), (63.82, 0.89), (62.33, 0.87)],
-    (2, "linear"): [(54.11, 0.91), (54.21, 0.87), (53.13, 0.93), (51.59, 0.89)],
-}
-TABLE_4 = {"sgd": (78.67, 0.51), "pattern-search": (78.43, 0.46), "random-greedy": (78.51, 0.50)}
-TABLE_6: dict[float, list[tuple[float, float]]] = {
-    0.5: [(84.69, 0.54), (81.91, 0.62), (78.61, 0.65), (75.37, 0.63)],
-    0.4: [(79.63, 0.65), (77.50, 0.64), (75.98, 0.66), (72.30, 0.77)],
-    0.3: [(75.43, 0.63), (74.22, 0.66), (72.28, 0.72), (71.75, 0.67)],
-    0.2: [(73.40, 0.60), (71.84, 0.60), (69.66, 0.64), (68.49, 0.58)],
-}
 TEN_SEEDS, HEAD_SEEDS, TOY_SEEDS = range(5), range(3), range(5)
 SLAB_GUESSES = 3_400_000  # for each of three draws of the points: more than 10^7 in all
 SEARCHES: dict[str, Callable[..., Any]] = {
@@ -385,13 +372,6 @@ KEYS: dict[str, Sequence[str]] = {
 }
 
 
-def percent(value: float | None, error: float | None = None) -> str:
-    """A share in %, with its error if there is one."""
-    if value is None:
-        return "none"
-    return f"{100 * value:.2f}" + ("" if error is None else f" ± {100 * error:.2f}")
-
-
 def to_markdown(record: dict[str, Any]) -> str:
     """All parts that were measured."""
     tables = {
@@ -572,6 +552,7 @@ def main() -> None:
             if key in KEYS[part] and key not in done:
                 with without_progress():
                     store(options.out, part, key, runs[part](key))
+    report_claims(judge(read_results(NAME, options.out)))
 
 
 if __name__ == "__main__":

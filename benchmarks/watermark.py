@@ -21,12 +21,23 @@ certificates themselves are drawn with noise that was not used in these trials.
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, Neighbours, describe_markdown, describe_run, markdown_table, read_results, store_cell
+from common import (
+    RESULTS,
+    Judgement,
+    Neighbours,
+    describe_markdown,
+    describe_run,
+    markdown_table,
+    read_results,
+    report_claims,
+    store_cell,
+)
 from torch import nn
 
 import holdfast as hf
@@ -316,6 +327,17 @@ def _removals(cells: dict[str, Cell]) -> str:
     return markdown_table((*header, "distance", "seconds"), rows)
 
 
+def judge(record: dict[str, Any]) -> Iterator[Judgement]:
+    """What the figures say of the claims; networks of one seed decide none of them."""
+    open_ = "not decided at this size"
+    if "inside" in record:
+        holds = {key: [row["holds"] for row in cell["rows"]] for key, cell in record["inside"].items()}
+        yield "watermark-inside", open_, f"the certificate holds at each radius: {holds}"
+    if "removal" in record:
+        gone = [key for key, cell in record["removal"].items() if all(t for t in cell["removed after"].values())]
+        yield "watermark-toolbox", open_, f"removed by both tests: {gone}"
+
+
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 RUNS = {
@@ -345,6 +367,7 @@ def main() -> None:
         for key in options.only or keys:
             if key not in done:
                 run(key, setup, options.out)
+    report_claims(judge(read_results(NAME, options.out)))
 
 
 if __name__ == "__main__":
