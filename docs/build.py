@@ -24,7 +24,7 @@ import holdfast as hf
 from holdfast.audits import Audit, load_audit
 from holdfast.cli.methods import default_text
 from holdfast.registry import KINDS, Kind, Method
-from holdfast.runs.claims import FILE, Claim, read_claims
+from holdfast.runs.claims import FILE, Claim, Erratum, Gap, read_claims, read_entries
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLES: dict[Kind, str] = {
@@ -148,6 +148,15 @@ def claims_page() -> str:
             if work_of(c) == work
         ]
         parts += [f"## {work}", table(("id", "claim", "verdict", "what came out", "set-up and command"), rows)]
+    errata = [(e.source, e.printed, e.instead, f"`{e.test}`") for e in read_entries(ROOT / FILE, "erratum", Erratum)]
+    gaps = [(gap.source, gap.what, gap.why) for gap in read_entries(ROOT / FILE, "gap", Gap)]
+    parts += [
+        "## Where the sources are wrong",
+        "The code follows the corrected form, and the test named holds it.",
+    ]
+    parts += [table(("where", "printed", "right", "test"), errata)]
+    parts += ["## What is not here", "Methods and figures of the works that are missing or incomplete."]
+    parts += [table(("where", "what", "why"), gaps)]
     return "\n\n".join(parts) + "\n"
 
 
