@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.table import Column, Table
 from torch import nn
 
+from holdfast.checks import check_logits
 from holdfast.data import Dataset, load_data
 from holdfast.errors import InputError, StorageError
 from holdfast.models import load_model
@@ -125,9 +125,8 @@ def _note_classes(network: nn.Module, dataset: Dataset) -> None:
     if names == tuple(str(i) for i in range(len(names))):
         return
     try:
-        with torch.no_grad():
-            scores = network(dataset.test.x[:1]).shape[-1]
-    except (RuntimeError, AttributeError, IndexError):  # what does not fit is refused later, with a better message
+        scores = check_logits(network, dataset.test.x[:8]).shape[1]
+    except InputError:  # refused later, by the command itself and with what else it finds
         return
     if scores > len(names):
         typer.echo(
