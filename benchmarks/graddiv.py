@@ -74,7 +74,7 @@ SIZES = {
         {"epochs": 10, "threat": "linf:0.3", "optimizer.lr": 1e-3},
         {"attack.steps": 10, "attack.step_size": 0.075},
         (0.3, 0.34, 0.38),
-        500,
+        100,
         (1, 5, 10, 20, 100),
         (20, 100),
         100,

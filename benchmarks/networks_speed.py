@@ -38,7 +38,7 @@ from torch.nn.functional import cross_entropy, interpolate
 import holdfast as hf
 from holdfast.certificates.smoothing.sample import Sampling, sample
 from holdfast.certificates.smoothing.smoothing import gaussian
-from holdfast.training.attack.pgd import in_bfloat16
+from holdfast.training.context import Precision, in_bfloat16
 from holdfast.utils import clock
 
 EPS = 8 / 255
@@ -268,7 +268,8 @@ def measure_training(name: str, model: nn.Module, data: Data, options: argparse.
     for kind in options.kinds:
         steps, size = KINDS[kind]
         figures: dict[str, Any] = {}
-        for contender in ("torchattacks", "holdfast full", "holdfast bfloat16"):
+        for contender in ("torchattacks", "torchattacks bfloat16", "holdfast full", "holdfast bfloat16"):
+            precision: Precision = "bfloat16" if contender.endswith("bfloat16") else "full"
             net = network(name).train()
             optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
             peer = torchattacks.PGD(net, eps=EPS, alpha=size, steps=steps)
@@ -277,17 +278,15 @@ def measure_training(name: str, model: nn.Module, data: Data, options: argparse.
                 started = time.process_time()
                 for rows in torch.randperm(len(y_all), generator=generator).split(128):
                     x, y = x_all[rows], y_all[rows]
-                    if contender == "torchattacks":
-                        x_adv = peer(x, y)
-                        net.train()
-                    else:
-                        half = contender.endswith("bfloat16")
-                        with in_bfloat16(x, "bfloat16" if half else "full"):
+                    optimizer.zero_grad()
+                    with in_bfloat16(x, precision):
+                        if contender.startswith("torchattacks"):
+                            x_adv = peer(x, y)
+                        else:
                             noise = Noise(epoch, rows)
                             x_adv = perturb(net.eval(), x, y, hf.Linf(EPS), noise=noise, steps=steps, step_size=size)
-                        net.train()
-                    optimizer.zero_grad()
-                    cross_entropy(net(x_adv), y).backward()
+                        logits = net.train()(x_adv)
+                    cross_entropy(logits.float(), y).backward()
                     optimizer.step()
                 seconds += time.process_time() - started
                 x, y = data["x_test"][: options.inputs], data["y_test"][: options.inputs]
@@ -373,7 +372,11 @@ def to_markdown(record: dict[str, Any]) -> str:
                     rates.append((key, who, cell["samples_per_second"][who], times, cell["bar"], met, ""))
             elif part == "training":
                 for who, figure in cell["contenders"].items():
-                    met = "" if who == "torchattacks" else ("yes" if figure["times_plain"] >= cell["bar"] else "no")
+                    met = (
+                        ""
+                        if who.startswith("torchattacks")
+                        else ("yes" if figure["times_plain"] >= cell["bar"] else "no")
+                    )
                     curve = " ".join(f"{share:.3f}" for share in figure["robust_accuracy"])
                     speed = (figure["images_per_second"], figure["times_plain"])
                     rates.append((key, who, *speed, cell["bar"], met, curve))

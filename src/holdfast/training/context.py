@@ -1,11 +1,12 @@
 """What an objective gets beside the model and the batch."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -16,6 +17,7 @@ from holdfast.training.augment import Transform
 
 Metrics = Mapping[str, Tensor | float]
 Objective = Callable[..., tuple[Tensor, Metrics]]
+Precision = Literal["full", "bfloat16"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,11 @@ class Context:
         if self.adversary is None:
             raise InputError('threat: missing; this objective needs one, such as threat = "linf:0.1"')
         return self.adversary
+
+
+def in_bfloat16(x: Tensor, precision: Precision) -> AbstractContextManager[Any]:
+    """Passes inside are in bfloat16 (autocast) if the precision says so, else as the model is."""
+    return nullcontext() if precision == "full" else torch.autocast(x.device.type, torch.bfloat16)
 
 
 @contextmanager

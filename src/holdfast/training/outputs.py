@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdfast.errors import InputError, UnsupportedError
+from holdfast.training.context import Precision, in_bfloat16
 
 Weights = Mapping[str, Tensor]
 
@@ -51,12 +52,23 @@ def top_layer(model: nn.Module, x: Tensor) -> str:
     )
 
 
-def forward(model: nn.Module, x: Tensor, *, weights: Weights | None = None, top: str | None = None) -> Output:
-    """The outputs at x, at other weights if these are given; with features if the top layer is named."""
+def forward(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    weights: Weights | None = None,
+    top: str | None = None,
+    precision: Precision = "full",
+) -> Output:
+    """The outputs at x, at other weights if these are given; with features if the top layer is named.
+
+    In "bfloat16" the pass is, its outputs have the type of x.
+    """
 
     def call() -> Tensor:
-        logits: Tensor = model(x) if weights is None else functional_call(model, dict(weights), (x,))
-        return logits
+        with in_bfloat16(x, precision):
+            logits: Tensor = model(x) if weights is None else functional_call(model, dict(weights), (x,))
+        return logits.to(x.dtype)
 
     if top is None:
         return Output(call())
@@ -66,4 +78,4 @@ def forward(model: nn.Module, x: Tensor, *, weights: Weights | None = None, top:
         logits = call()
     finally:
         handle.remove()
-    return Output(logits, seen[-1])
+    return Output(logits, seen[-1].to(x.dtype))

@@ -20,7 +20,7 @@ from holdfast.bounding.graph.trace import trace_batch
 from holdfast.bounding.linear.relaxation import Relaxation, relaxation
 from holdfast.registry import get
 from holdfast.training.attack.pgd import pgd
-from holdfast.training.context import Context, Metrics, in_mode
+from holdfast.training.context import Context, Metrics, Precision, in_mode
 from holdfast.training.outputs import Output, Weights, forward
 from holdfast.training.top_curvature import trace_ce
 
@@ -147,9 +147,18 @@ def attacked(model: nn.Module, x: Tensor, y: Tensor, context: Context, loss: Los
 
 
 def robust_step(
-    model: nn.Module, x: Tensor, y: Tensor, context: Context, family: Family, x_adv: Tensor | None = None
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    context: Context,
+    family: Family,
+    x_adv: Tensor | None = None,
+    precision: Precision = "full",
 ) -> tuple[Tensor, Metrics]:
-    """Loss (a scalar) and metrics of one batch; see the top of this file. `x_adv` replaces what the attack finds."""
+    """Loss (a scalar) and metrics of one batch; see the top of this file.
+
+    `x_adv` replaces what the attack finds; `precision` is that in which the outputs of the loss are computed.
+    """
     parts = context.parts
     if x_adv is None:
         attacks = family.inner != "none"
@@ -159,8 +168,8 @@ def robust_step(
     def evaluate(weights: Weights | None) -> tuple[Tensor, Taken, dict[str, Tensor]]:
         nonlocal target
         top = parts.top or parts.watched
-        clean = forward(model, x, weights=weights, top=top) if family.clean else None
-        adv = forward(model, x_adv, weights=weights, top=top)
+        clean = forward(model, x, weights=weights, top=top, precision=precision) if family.clean else None
+        adv = forward(model, x_adv, weights=weights, top=top, precision=precision)
         if target is None:
             given = Target(_mixed_labels(y, adv.logits, context))
             target = given if parts.targets is None else parts.targets(clean, adv, y, context)

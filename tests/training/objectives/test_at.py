@@ -71,3 +71,22 @@ def test_at_needs_a_threat(linear):
     x, y = torch.rand(2, 3), torch.tensor([0, 1])
     with pytest.raises(InputError, match="threat: missing"):
         at(linear, x, y, make_context(2))
+
+
+@pytest.mark.parametrize("divergence_weight", [0.0, 0.5])
+def test_passes_in_bfloat16_give_a_loss_and_gradients_of_the_weights_close_to_those_in_full_precision(
+    divergence_weight,
+):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 4, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3))
+    x, y, gradients = torch.rand(6, 3, 8, 8), torch.arange(6) % 3, []
+    for precision in ("full", "bfloat16"):
+        context = pgd_context(6, Linf(0.1), steps=2)
+        loss, metrics = at(model, x, y, context, divergence_weight=divergence_weight, precision=precision)
+        assert loss.dtype == torch.float32
+        assert 0 <= float(metrics["accuracy"]) <= 1
+        gradients.append(torch.autograd.grad(loss, model.parameters())[0])
+    full, half = gradients
+    assert half.dtype == torch.float32
+    assert not torch.equal(full, half)
+    assert torch.cosine_similarity(full.flatten(), half.flatten(), dim=0) > 0.99

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from holdfast.attacks.core.ascent import BALLS, perturb
 from holdfast.attacks.core.losses import Loss
 from holdfast.registry import Part
-from holdfast.training.attack.pgd import Mode, Precision, gradient_at, in_bfloat16
-from holdfast.training.context import Context, in_mode
+from holdfast.training.attack.pgd import Mode, gradient_at
+from holdfast.training.context import Context, Precision, in_bfloat16, in_mode
 from holdfast.utils.options import NotNegative, Positive
 
 

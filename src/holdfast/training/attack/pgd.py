@@ -1,6 +1,5 @@
 """The inner maximum by projected gradient ascent, fresh for every batch."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -11,17 +10,11 @@ from holdfast.attacks.core.gradients import frozen, input_gradient
 from holdfast.attacks.core.losses import Loss
 from holdfast.errors import InputError
 from holdfast.registry import Part
-from holdfast.training.context import Context, in_mode
+from holdfast.training.context import Context, Precision, in_bfloat16, in_mode
 from holdfast.utils.options import Count, Positive
 
 Mode = Literal["eval", "train"]
-Precision = Literal["full", "bfloat16"]
 NUDGE = 1e-3  # standard deviation of a start just off x, of Zhang et al., 2019
-
-
-def in_bfloat16(x: Tensor, precision: Precision) -> AbstractContextManager[Any]:
-    """Passes inside are in bfloat16 (autocast) if the precision says so, else as the model is."""
-    return nullcontext() if precision == "full" else torch.autocast(x.device.type, torch.bfloat16)
 
 
 def gradient_at(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, mode: Mode) -> Tensor:

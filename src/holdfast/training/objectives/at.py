@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from holdfast.attacks.core.ascent import BALLS
 from holdfast.registry import Objective
-from holdfast.training.context import Context, Metrics
+from holdfast.training.context import Context, Metrics, Precision
 from holdfast.training.step import Family, Terms, Views, cross_entropy_family, divergence, fit, robust_step
 from holdfast.training.top_curvature import trace_ce, trace_kl
 from holdfast.utils.options import NotNegative
@@ -19,7 +19,13 @@ from holdfast.utils.options import NotNegative
     takes=("attack", "targets", "regularizers", "perturb_weights"),
 )
 def at(
-    model: nn.Module, x: Tensor, y: Tensor, context: Context, *, divergence_weight: NotNegative = 0.0
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    context: Context,
+    *,
+    divergence_weight: NotNegative = 0.0,
+    precision: Precision = "full",
 ) -> tuple[Tensor, Metrics]:
     """Mean of max over x' in the threat set of -log softmax(z(x'))_y, the maximum by the attack of the recipe.
 
@@ -27,9 +33,11 @@ def at(
         divergence_weight: weight of KL(softmax(z(x)) || softmax(z(x'))), the anchor for fine-tuning on additional data
             (Liu et al., "On the impact of hard adversarial instances on overfitting in adversarial training", 2021).
             Its gradient goes through both outputs.
+        precision: "bfloat16" computes the passes of the loss in bfloat16 (autocast); weights, loss, regularisers and
+            the optimiser keep their own type. `attack.precision` does the same for the attack.
     """
     if divergence_weight == 0:
-        return robust_step(model, x, y, context, cross_entropy_family("ce"))
+        return robust_step(model, x, y, context, cross_entropy_family("ce"), precision=precision)
 
     def terms(views: Views) -> Terms:
         clean, adv = views.pair
@@ -40,4 +48,4 @@ def at(
         kl = trace_kl(clean, adv, stop_gradient=False, bias=bias)
         return Terms(trace_ce(adv, bias=bias), divergence_weight * kl)
 
-    return robust_step(model, x, y, context, Family("ce", True, terms, trace))
+    return robust_step(model, x, y, context, Family("ce", True, terms, trace), precision=precision)
