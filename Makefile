@@ -19,13 +19,13 @@ demo: setup
 	$(BIN)/python examples/demo.py --out $(RUN)
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 coverage: setup # the same tests, in half as much time again
-	$(BIN)/python -m pytest -n $(JOBS) --cov=src/holdfast --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov=src/holdfast --cov-report=term:skip-covered --cov-fail-under=90
 
 quick: setup
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 lint: setup
 	$(BIN)/ruff format --check .
