@@ -21,7 +21,7 @@ def main(*, epochs: int = 6, inputs: int = 50, steps: int = 30, samples: int = 1
     print(f"minimum over all: {grid.minimum:.0%}")
 
     one = model.sample(0)  # a plain network: what holds for it says nothing about the ensemble
-    proved = hf.certify(one, x, y, hf.Linf(0.001), "crown").certified
+    proved = hf.certify(one, x, y, hf.Linf(0.001), "ibp").certified
     print(f"one draw is proved at linf 0.001 on {int(proved.sum())} of {inputs}; the ensemble has no certificate")
 
 

@@ -71,6 +71,7 @@ def _one_seed(monkeypatch, tmp_path):
 @pytest.fixture(scope="session", autouse=True)
 def _threads():
     torch.set_num_threads(1)  # the networks are tiny, and the tests run in parallel processes
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 
 @pytest.fixture(params=list(tiny_nets()))

@@ -99,10 +99,11 @@ print("all toys work")
 '''
 
 CONTRACTS = """
+import holdfast as hf
 from holdfast.testing import check_attack, check_certificate, check_objective
 
-check_attack("toy")
-check_certificate("toy")
+check_attack("toy", threats=[hf.Linf(0.1)])
+check_certificate("toy", threats=[hf.L2(0.1)])
 check_objective("toy")
 print("all toys keep their contracts")
 """

@@ -115,10 +115,11 @@ def test_two_processes_share_universal_patterns(patterns, problem, monkeypatch):
     )
     (problem / "run.toml").write_text(text)
     resumed = launch(problem, problem / "two", processes=2)
-    whole = launch(problem, problem / "whole", "whole", processes=2)
-    assert resumed["objective"].keys() == whole["objective"].keys() >= {"pyramid_1"}
-    for part in ("model", "objective"):
-        assert all(torch.equal(value, whole[part][key]) for key, value in resumed[part].items())
+    if patterns == "3":
+        whole = launch(problem, problem / "whole", "whole", processes=2)
+        assert resumed["objective"].keys() == whole["objective"].keys() >= {"pyramid_1"}
+        for part in ("model", "objective"):
+            assert all(torch.equal(value, whole[part][key]) for key, value in resumed[part].items())
     monkeypatch.setattr(sys, "argv", ["script.py", str(problem), str(problem / "one")])
     runpy.run_path(str(problem / "script.py"), run_name="__main__")
     one = torch.load(problem / "one" / "checkpoints" / "last.pt", weights_only=True)
