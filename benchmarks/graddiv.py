@@ -64,22 +64,24 @@ class Size:
     measured: int  # inputs whose gradients are measured
     gradients: int  # draws of each
     sources: int  # draws in the transfer matrix
+    moved: int  # inputs of the transfer matrix
     transfer: float  # budget of the transfer matrix
 
 
 SIZES = {
-    "small": Size(3000, {"epochs": 10}, {}, (0.1, 0.15), 60, (1, 5, 10, 20), (10, 30), 20, 50, 6, 0.15),
+    "small": Size(3000, {"epochs": 10}, {}, (0.1, 0.15), 60, (1, 5, 10, 20), (10, 30), 20, 50, 6, 60, 0.15),
     "full": Size(
         10_000,
         {"epochs": 10, "threat": "linf:0.3", "optimizer.lr": 1e-3},
         {"attack.steps": 10, "attack.step_size": 0.075},
-        (0.3, 0.34, 0.38),
-        100,
+        (0.3, 0.38),
+        60,
         (1, 5, 10, 20, 100),
-        (20, 100),
+        (10, 60),
         100,
         100,
         50,
+        100,
         0.4,
     ),
 }
@@ -117,7 +119,7 @@ def measure_cell(name: str, size: Size, method: str, seed: int, data: Dataset) -
     found = concentration(model, x, y, draws=size.gradients, seed=seed)
     models = [model.sample(i) for i in range(size.sources)]
     moved = transfer_summary(
-        transfer_matrix(models, test.x[: size.inputs], test.y[: size.inputs], hf.Linf(size.transfer))
+        transfer_matrix(models, test.x[: size.moved], test.y[: size.moved], hf.Linf(size.transfer))
     )
     return {
         "resultant": float(found.resultant.mean()),

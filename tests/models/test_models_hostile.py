@@ -70,7 +70,7 @@ def small(name: str) -> torch.nn.Module:
     """The architecture as small as it goes, so that its file is small."""
     few: dict[str, object] = {
         "vit-s": {"dim": 8, "depth": 1, "heads": 2, "mlp_dim": 8},
-        **dict.fromkeys(("liresnet", "resnet-minmax"), {"width": 2, "depth": 1, "neck": 2}),
+        **{key: {"width": 2, "depth": 1, "neck": 2} for key in ("liresnet", "resnet-minmax")},
         "wrn": {"depth": 10, "width": 1},
         "resnet18": {"channels": (2, 2, 2, 2)},
         "preact-resnet18": {"channels": (2, 2, 2, 2), "stem_channels": 2},
