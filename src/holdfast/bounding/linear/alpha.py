@@ -199,6 +199,7 @@ def joint(
     until: float = math.inf,
     *,
     keeps: bool = False,
+    enough: Callable[[Tensor], bool] | None = None,
 ) -> tuple[Tensor, Joint]:
     """Optimise the slopes for every row at the output and for every row that bounds a hidden neuron.
 
@@ -210,6 +211,7 @@ def joint(
         ascent: how to optimise.
         until: when to stop, by `holdfast.utils.clock.now`.
         keeps: keep the best slopes of each row.
+        enough: called with the best bounds (B, M) after every iterate: True ends the ascent.
 
     Returns:
         Lower bounds (B, M), and the slopes of the last iterate.
@@ -221,7 +223,8 @@ def joint(
     state = replace(state, kept={} if keeps else None)
     floors = {key: _floor(r, key[2]) for key in state.slopes}
     note = partial(state.note, (len(r.graph.nodes) - 1, 0)) if keeps else None
-    return climb(state.slopes, lambda: joint_step(r, start, state)[0], ascent, floors, until, note), state
+    step = partial(joint_step, r, start, state)
+    return climb(state.slopes, lambda: step()[0], ascent, floors, until, note, enough), state
 
 
 def replayed(exact: Relaxation, start: Callable[[Relaxation], Coefficients], state: Joint) -> tuple[Tensor, Relaxation]:

@@ -47,6 +47,7 @@ def climb(
     floors: dict[K, float],
     until: float = math.inf,
     note: Callable[[Tensor], None] | None = None,
+    enough: Callable[[Tensor], bool] | None = None,
 ) -> Tensor:
     """Raise `bound()` (B, M) by projected Adam on the slopes; the best value of each row.
 
@@ -58,6 +59,7 @@ def climb(
         until: when to stop, by `holdfast.utils.clock.now`.
         note: called with (B, M) bool after every iterate: which rows are better than ever. A deadline then leaves time
             for one more bound.
+        enough: called with the best values (B, M) after every iterate: True ends the ascent.
     """
     with torch.enable_grad():
         for slope in slopes.values():
@@ -68,7 +70,7 @@ def climb(
         reserve = 0.0 if note is None else RESERVE * (clock.now() - start)
         best = _noted(value, None, note)
         for _ in range(ascent.iterations if slopes else 0):
-            if clock.now() > until or clock.left() < reserve:
+            if clock.now() > until or clock.left() < reserve or (enough is not None and enough(best)):
                 break
             adam.step(torch.autograd.grad(-value.sum(), list(slopes.values()), allow_unused=True))
             with torch.no_grad():
