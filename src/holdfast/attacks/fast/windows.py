@@ -17,7 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.bounding.graph.ops import Activation, Conv, Graph, Linear, Node, Op, Reshape, Scale, evaluate
+from holdfast.bounding.graph.ops import (
+    Activation,
+    Conv,
+    Graph,
+    Linear,
+    Node,
+    Op,
+    Reshape,
+    Scale,
+    evaluate,
+    is_per_channel,
+)
 from holdfast.bounding.graph.trace import trace
 from holdfast.errors import HoldfastError
 from holdfast.utils.reference import is_reference
@@ -217,7 +228,7 @@ def windowed(model: nn.Module, x: Tensor) -> Windows | None:
 def _pointwise(node: Node) -> bool:
     """True if the operation treats all places of a map alike."""
     if isinstance(node.op, Scale):
-        return all(t.ndim == 0 or t.shape[-2:] == (1, 1) for t in (node.op.factor, node.op.shift))
+        return all(is_per_channel(t, node.shape[0]) for t in (node.op.factor, node.op.shift))
     return isinstance(node.op, Activation)
 
 

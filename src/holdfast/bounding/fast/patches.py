@@ -156,6 +156,8 @@ def _windowed(graph: Graph) -> int:
         chained = node.inputs == (i - 1,) and len(node.shape) == 3
         if not chained or not isinstance(node.op, ops.Conv | ops.Scale | ops.Activation):
             break
+        if isinstance(node.op, ops.Scale) and not ops.is_per_channel(node.op.factor, node.shape[0]):
+            break
         if all(j >= i for later in graph.nodes[i + 1 :] for j in later.inputs):
             last = i
     return last

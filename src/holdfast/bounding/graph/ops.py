@@ -162,6 +162,11 @@ class Scale(Affine):
         return 8  # the product, and the square root, division and differences behind factor and shift
 
 
+def is_per_channel(constant: Tensor, channels: int) -> bool:
+    """True if a constant that broadcasts against a map (C, H, W) is the same at all places: windows of maps need that."""
+    return constant.numel() == 1 or constant.shape == (channels, 1, 1)
+
+
 def batch_norm(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, ndim: int) -> Scale:
     """Batch norm in eval mode as a Scale, for inputs with `ndim` axes after the batch."""
     factor = (var + eps).rsqrt()

@@ -51,7 +51,9 @@ def carry(
             return _activation(c, lines, given, intervals[node.inputs[0]], sound=sound)
         case ops.Conv() if c.window is not None:
             return _window(node.op, clean(c, node.shape), c.window)
-        case ops.Scale() if c.window is not None and node.op.factor.numel() in (1, node.shape[0]):
+        case ops.Scale(factor, shift) if c.window is not None and all(
+            ops.is_per_channel(constant, node.shape[0]) for constant in (factor, shift)
+        ):
             return _scaled_window(node.op, clean(c, node.shape))
         case ops.Affine():
             c = dense(c, node.shape)
