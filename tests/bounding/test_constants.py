@@ -1,4 +1,4 @@
-"""Arithmetic with constants of every shape that broadcasts against a map: one number, channels, rows, columns, images."""
+"""Constants of every shape that broadcasts against a map: one number, channels, rows, columns, images."""
 
 import pytest
 import torch

@@ -163,7 +163,7 @@ class Scale(Affine):
 
 
 def is_per_channel(constant: Tensor, channels: int) -> bool:
-    """True if a constant that broadcasts against a map (C, H, W) is the same at all places: windows of maps need that."""
+    """True if a constant that broadcasts against a map (C, H, W) is the same at all of its places."""
     return constant.numel() == 1 or constant.shape == (channels, 1, 1)
 
 
