@@ -70,14 +70,19 @@ def _best_samples(judge: Judge, deadline: float, samples: int, starts: int, nois
     return best
 
 
+@torch.no_grad()
+def _aims(judge: Judge, points: Tensor) -> Tensor:
+    """The group that each of the points (N, n) descends to: every other one its closest, the rest farther ones too."""
+    output = judge.model(judge.place(points.view(-1, *judge.shape))).double()
+    closest = judge.conditions.worst(output @ judge.conditions.rows.T - judge.conditions.limits).argsort(1)
+    number = torch.arange(len(points))
+    return closest[number, torch.where(number % 2 == 0, 0, number // 2 % judge.conditions.groups)]
+
+
 def _descend(judge: Judge, points: Tensor, deadline: float, steps: int) -> Tensor | None:
     """Sign descent from the points (N, n), with a momentum; the first counter-example that is confirmed."""
     conditions = judge.conditions
-    group = torch.arange(len(points)) % conditions.groups
-    if len(points) > 1:  # every other start takes the group that it is closest to
-        with torch.no_grad():
-            output = judge.model(judge.place(points[::2].view(-1, *judge.shape))).double()
-        group[::2] = conditions.worst(output @ conditions.rows.T - conditions.limits).argmin(1)
+    group = _aims(judge, points)
     own = (conditions.group[None] == group[:, None]).to(judge.dtype)
     rows, limits = conditions.rows.to(judge.dtype), conditions.limits.to(judge.dtype)
     width = judge.high - judge.low

@@ -47,17 +47,17 @@ def alternatives(formula: Formula) -> list[Conjunction]:
     """The formula as conjunctions of which one must hold (disjunctive normal form)."""
     if isinstance(formula, Atom):
         return [(formula,)]
-    parts = [alternatives(part) for part in formula.parts]
     if isinstance(formula, Or):
-        found = list(itertools.chain.from_iterable(parts))
-    else:
-        found = [()]
-        for part in parts:
-            if len(found) * len(part) > MOST_CASES:
-                raise UnsupportedError(
-                    f"the property has more than {MOST_CASES:,} cases once its conditions are multiplied out"
-                )
-            found = [before + after for before in found for after in part]
+        return list(itertools.chain.from_iterable(alternatives(part) for part in formula.parts))
+    # What holds in every case is put together once: a file may list thousands of such conditions.
+    parts = [alternatives(part) for part in formula.parts]
+    found = [tuple(itertools.chain.from_iterable(part[0] for part in parts if len(part) == 1))]
+    for part in (part for part in parts if len(part) != 1):
+        if len(found) * len(part) > MOST_CASES:
+            raise UnsupportedError(
+                f"the property has more than {MOST_CASES:,} cases once its conditions are multiplied out"
+            )
+        found = [before + after for before in found for after in part]
     return found
 
 

@@ -4,6 +4,7 @@ A file of version 1.0 declares the inputs X_0, X_1, ... and the outputs Y_0, ...
 meets. Bounds of single inputs make up most of a file; they are read by one regular expression, the rest token by token.
 """
 
+import bisect
 import gzip
 import re
 from pathlib import Path
@@ -82,8 +83,9 @@ class _Reader:
     """Reads what is asserted, token by token, and knows the line of each."""
 
     def __init__(self, text: str, name: str, counts: dict[str, int]) -> None:
-        self.text, self.name, self.counts = text, name, counts
+        self.name, self.counts = name, counts
         self.tokens = [(m.group(), m.start()) for m in _TOKEN.finditer(text)]
+        self.breaks = [m.start() for m in re.finditer("\n", text)]
         self.at = 0
 
     def asserted(self) -> list[Formula]:
@@ -176,7 +178,7 @@ class _Reader:
             raise self.error(f"expected '{token}', got '{found}'", self.at - 1)
 
     def line(self, index: int) -> int:
-        return _line(self.text, self.tokens[min(index, len(self.tokens) - 1)][1])
+        return bisect.bisect_left(self.breaks, self.tokens[min(index, len(self.tokens) - 1)][1]) + 1
 
     def error(self, why: str, index: int | None = None) -> InputError:
         return InputError(f"{self.name}, line {self.line(self.at - 1 if index is None else index)}: {why}")
