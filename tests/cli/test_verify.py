@@ -66,3 +66,9 @@ def test_bad_questions_are_refused_in_a_line(network, tmp_path):
     assert "p.vnnlib.gz, line 5: 'Y_3' is not declared" in str(wrong.exception)
     more = ask(network, tmp_path, "0.5)) (declare-const X_1 Real) (assert (<= X_1 1)) (assert (>= X_1 0")
     assert "2 inputs X, the network takes 1 values" in str(more.exception)
+
+
+def test_an_error_is_written_to_the_file_of_results_too(network, tmp_path):
+    done = ask(network, tmp_path, "one", "--results", str(tmp_path / "r.txt"))
+    assert isinstance(done.exception, InputError)
+    assert (tmp_path / "r.txt").read_text() == "error\n"

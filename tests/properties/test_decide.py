@@ -8,11 +8,18 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.linear import relaxation as linear
 from holdfast.certificates.complete.milp import exact_margin
-from holdfast.certificates.complete.problem import Conditions
+from holdfast.certificates.complete.problem import Answer, Conditions, Problem
+from holdfast.certificates.complete.split_neurons import covers, interval_bounds
 from holdfast.errors import InputError, UnsupportedError
-from holdfast.properties import Case, Polytope, Property, decide, robust
+from holdfast.properties import Case, Polytope, Property, robust
+from holdfast.properties import decide as decide_module
+from holdfast.properties.counterexamples import _aims
 from holdfast.properties.points import Judge, hull, representable
+from holdfast.properties.subject import conditions_of, subject_of
+from holdfast.properties.together import bounded_together
 from holdfast.utils import clock
 
 
@@ -210,14 +217,164 @@ def test_points_lie_inside_of_boxes_whose_ends_are_no_float32_numbers():
 
 
 def test_a_later_case_is_looked_at_if_an_earlier_one_stays_open(monkeypatch):
-    model, plain = network(0), decide._decide
+    model, plain = network(0), decide_module._decide
     never, always = Polytope([[1.0, 0.0]], [-100.0]), Polytope([[1.0, 0.0]], [100.0])
     boxes = Case([-1.0] * 3, [1.0] * 3, (never,)), Case([-1.0] * 3, [1.0] * 3, (always,))
 
     def open_first(subject, case, *rest):
         answer, judge = plain(subject, case, *rest)
-        return (decide._unknown() if case is boxes[0] else answer), judge
+        return (decide_module._unknown() if case is boxes[0] else answer), judge
 
-    monkeypatch.setattr(decide, "_decide", open_first)
+    monkeypatch.setattr(decide_module, "_decide", open_first)
     assert hf.verify(model, Property(boxes)).status == "violated"
     assert hf.verify(model, Property(boxes[:1])).status == "unknown"
+
+
+def many(limits, low=0.0, high=1.0, groups=1):
+    """One case for each limit: an output at or above it between `low` and `high`; conditions may be repeated."""
+    never = [tuple(Polytope([[-1.0]], [-limit]) for _ in range(1 + i % groups)) for i, limit in enumerate(limits)]
+    return Property(tuple(Case([low], [high], unsafe) for unsafe in never))
+
+
+def ramp():
+    """y = relu(2 x - 1)."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU()).eval()
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+        model[0].bias.fill_(-1.0)
+    return model
+
+
+def test_many_cases_are_bounded_together_and_a_counter_example_among_them_is_found(monkeypatch):
+    alone = []
+    once = decide_module._decide
+    monkeypatch.setattr(decide_module, "_decide", lambda s, case, *rest: alone.append(case) or once(s, case, *rest))
+    holds = hf.verify(ramp(), many([1.5 + i / 1000 for i in range(600)], groups=3), timeout=20)
+    assert holds.status == "holds"
+    assert holds.bound == pytest.approx(0.5, rel=1e-6)
+    assert alone == []
+    limits = [1.5] * 300
+    limits[277] = 0.9
+    found = hf.verify(ramp(), many(limits, groups=2), timeout=20)
+    assert found.status == "violated"
+    assert float(ramp()(found.counterexample[None]).detach()) >= 0.9
+    assert len(alone) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_of_cases_together_are_below_the_exact_minimum_and_one_of_them_is_tight(seed):
+    model = network(seed)
+    torch.manual_seed(seed)
+    rows, limits = torch.randn(5, 2), torch.randn(5)
+    minima = [least(model, row, -0.1, 0.1) - float(limit) for row, limit in zip(rows, limits, strict=True)]
+    cases = [
+        Case([-0.1] * 3, [0.1] * 3, (Polytope(row[None], [float(limit)]),))
+        for row, limit in zip(rows, limits, strict=True)
+    ]
+    subject = subject_of(model, Property(tuple(cases)), None)
+    answers = bounded_together(subject, cases, clock.now() + 20)
+    for minimum, answer in zip(minima, answers, strict=True):
+        assert minimum - 0.5 < answer.bound <= minimum + 1e-6
+        assert answer.status == ("holds" if answer.bound > 0 else "unknown")
+    assert min(minimum - answer.bound for minimum, answer in zip(minima, answers, strict=True)) < 1e-2
+
+
+def test_a_case_that_is_late_gets_the_time_that_the_others_leave(monkeypatch):
+    """The first case of four needs half of the time."""
+    spent = [0.0]
+    given = []
+
+    def decided(subject, case, until, seed, replays):
+        given.append((float(case.unsafe[0].limits), until - spent[0]))
+        if case.unsafe[0].limits == -1.5 and until - spent[0] < 5:
+            spent[0] = until
+            return Answer("unknown", -1.0, 7), None
+        spent[0] += 0.1
+        return Answer("holds", 1.0, 1), None
+
+    monkeypatch.setattr(decide_module, "_decide", decided)
+    monkeypatch.setattr(
+        decide_module, "bounded_together", lambda subject, cases, deadline: [Answer("unknown", -2.0) for _ in cases]
+    )
+    with clock.timed_by(lambda: spent[0]):
+        found = hf.verify(ramp(), many([1.5, 2.0, 2.5, 3.0]), timeout=10)
+    assert found.status == "holds"
+    assert found.splits == 7 + 4
+    assert [limit for limit, _ in given] == [-1.5, -2.0, -2.5, -3.0, -1.5]
+    assert given[0][1] == pytest.approx(2.5)
+    assert given[-1][1] == pytest.approx(10 - 2.5 - 0.3)
+
+
+class Wave(nn.Module):
+    """An operation that no bound covers."""
+
+    def forward(self, x):
+        return torch.sin(8 * x)
+
+
+def test_a_network_that_cannot_be_bounded_is_attacked_all_the_same():
+    found = hf.verify(Wave().eval(), many([0.99]), timeout=5)
+    assert found.status == "violated"
+    assert float(Wave()(found.counterexample)) >= 0.99
+    start = clock.now()
+    found = hf.verify(Wave().eval(), many([1.5]), timeout=1)
+    assert found.status == "unknown"
+    assert not found.late
+    assert "no proof is possible" in found.note
+    assert "sin" in found.note
+    assert clock.now() - start < 2.1
+
+
+def test_intervals_prove_what_lines_do_not_cover():
+    model = nn.Sequential(nn.Linear(1, 1), nn.Softsign()).eval()
+    asked = many([1.5])
+    assert not covers(trace(model, torch.zeros(1, 1)))
+    assert hf.verify(model, asked, timeout=5).status == "holds"
+    assert hf.verify(model, many([-0.99]), timeout=5).status == "violated"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_overflow_of_intervals_proves_nothing(monkeypatch, value):
+    model = ramp()
+    subject = subject_of(model, many([1.5]), None)
+    case = many([1.5]).cases[0]
+    graph, own = subject.graphs(*subject.box([case]))
+    problem = Problem(graph, own, subject.region(case), conditions_of(case), torch.float32, lambda points: None)
+    assert interval_bounds(problem).bound == pytest.approx(0.5, rel=1e-5)
+    broken = linear.relaxation
+
+    def overflown(*task, **options):
+        r = broken(*task, **options)
+        r.intervals[-1] = tuple(torch.full_like(end, value) for end in r.intervals[-1])
+        return r
+
+    monkeypatch.setattr(linear, "relaxation", overflown)
+    assert interval_bounds(problem).bound == -torch.inf
+
+
+def test_the_long_search_runs_although_the_first_bounds_find_no_end(monkeypatch):
+    """A counter-example that only the long search finds; the bounds take all the time that they are given."""
+    tried, given = [], []
+
+    def searched(judge, deadline, effort, seed):
+        tried.append(effort)
+        return judge.high if effort is not decide_module.QUICK else None
+
+    def endless(problem, deadline):
+        given.append(deadline - clock.now())
+
+    monkeypatch.setattr(decide_module, "_searched", searched)
+    monkeypatch.setattr(decide_module, "linear_bounds", endless)
+    found = hf.verify(ramp(), many([0.9]), timeout=30)
+    assert found.status == "violated"
+    assert len(tried) == 2
+    assert 1 < given[0] <= 1.5
+    assert len(given) == 1
+
+
+def test_starts_aim_at_the_closest_groups_and_half_of_them_farther():
+    rows = [Polytope([[-1.0]], [-limit]) for limit in (3.0, 1.5, 2.0)]
+    case = Case([0.0], [1.0], tuple(rows))
+    conditions = conditions_of(case)
+    judge = Judge(ramp(), case, conditions, (1,), torch.float32)
+    assert _aims(judge, torch.ones(7, 1)).tolist() == [1, 1, 1, 2, 1, 0, 1]

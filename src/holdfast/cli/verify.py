@@ -1,12 +1,15 @@
 """`holdfast verify`: does a network have a property? Answers as in the verification competitions (VNN-COMP)."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.errors import InputError
+from holdfast.errors import HoldfastError, InputError
 from holdfast.utils import clock
+
+if TYPE_CHECKING:
+    from holdfast.results import Verdict
 
 app = typer.Typer(add_completion=False)
 
@@ -23,17 +26,14 @@ def verify(
     start = clock.now()  # before torch is imported
     if not timeout > 0:
         raise InputError(f"--timeout {timeout:g}: expected a number of seconds > 0")
-    from holdfast.models import load_model
-    from holdfast.properties import load_property
-    from holdfast.properties.decide import verify as decide
-    from holdfast.properties.replay import onnx_run
     from holdfast.utils.files import write_text
 
-    asked = load_property(prop)
-    network = load_model(model)
-    run = onnx_run(model)
-    left = max(timeout - (clock.now() - start), 1e-3)
-    verdict = decide(network, asked, timeout=left, seed=seed, replays=() if run is None else (run,))
+    try:
+        verdict = _verdict(model, prop, start + timeout, seed)
+    except HoldfastError:
+        if results is not None:
+            write_text(results, "error\n")
+        raise
     word = {"holds": "unsat", "violated": "sat", "unknown": "timeout" if verdict.late else "unknown"}[verdict.status]
     answer = word + "\n"
     if verdict.counterexample is not None and verdict.output is not None:
@@ -44,6 +44,18 @@ def verify(
     typer.echo(
         f"{verdict.seconds:.2f} s, {verdict.splits} sub-problems{verdict.note and ', ' + verdict.note}", err=True
     )
+
+
+def _verdict(model: Path, prop: Path, deadline: float, seed: int) -> "Verdict":
+    """Read both files and decide."""
+    from holdfast.models import load_model
+    from holdfast.properties import load_property
+    from holdfast.properties.decide import verify as decide
+    from holdfast.properties.replay import onnx_run
+
+    asked, network, run = load_property(prop), load_model(model), onnx_run(model)
+    left = max(deadline - clock.now(), 1e-3)
+    return decide(network, asked, timeout=left, seed=seed, replays=() if run is None else (run,))
 
 
 def assignment(inputs: list[float], outputs: list[float]) -> str:

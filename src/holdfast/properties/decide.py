@@ -1,6 +1,6 @@
 """Does a property hold? Look for a counter-example first, then bound, then split."""
 
-import copy
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,21 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from holdfast.bounding.core.evaluation import doubled
-from holdfast.bounding.core.region import Region
-from holdfast.bounding.graph.ops import Graph
-from holdfast.bounding.graph.trace import trace
+from holdfast.bounding.graph.once import trace_once
 from holdfast.certificates.complete.input_split import split_inputs
-from holdfast.certificates.complete.problem import Answer, Conditions, Problem, is_late
-from holdfast.certificates.complete.split_neurons import linear_bounds, split_neurons
-from holdfast.checks import PROVABLE, check_logits, check_model
-from holdfast.errors import InputError, UnsupportedError
+from holdfast.certificates.complete.problem import Answer, Problem, is_late
+from holdfast.certificates.complete.split_neurons import interval_bounds, linear_bounds, split_neurons
+from holdfast.errors import UnsupportedError
 from holdfast.properties.counterexamples import search
-from holdfast.properties.points import Judge, Run, hull
-from holdfast.properties.property import Case, Property, stacked
+from holdfast.properties.points import Judge, Run
+from holdfast.properties.property import Case, Property
+from holdfast.properties.subject import Subject, conditions_of, subject_of
+from holdfast.properties.together import bounded_together
 from holdfast.properties.vnnlib import load_property
 from holdfast.results import Verdict
-from holdfast.threats import Box
 from holdfast.utils import clock
 from holdfast.utils.options import Positive, Whole, check_options, options_of
 
@@ -33,6 +30,8 @@ SHARE = 0.1
 """Of the time that is left, for a search for counter-examples; the proof also looks for them under way."""
 SOME = 256
 """Inputs that vary, up to which splitting them is tried at all before neurons are split."""
+FIRST, SECOND = 0.05, 0.5
+"""Of the time that is left, for the first linear bounds: before the long search, and after it if they were not done."""
 INPUTS = {True: 0.6, False: 0.15}
 """Of the time that is left, for splitting inputs before neurons: where inputs are few, and where they are not."""
 
@@ -90,117 +89,118 @@ def verify(
     given = {"timeout": timeout, "seed": seed}
     check_options({name: option for name, option in options_of(verify).items() if name in given}, given, "verify")
     asked = prop if isinstance(prop, Property) else load_property(prop)
-    subject = _subject(model, asked, input_shape)
-    deadline = start + timeout
-    bound, splits, notes, late = math.inf, 0, [], None
-    for i, case in enumerate(asked.cases):
-        if case.empty:
-            notes.append("the region of inputs is empty" if len(asked.cases) == 1 else f"region {i} is empty")
-            continue
-        until = clock.now() + (deadline - clock.now()) / (len(asked.cases) - i)
-        answer, judge = _decide(subject, case, until, int(seed), tuple(replays))
-        bound, splits = min(bound, answer.bound), splits + answer.splits
-        if answer.status == "violated":
-            assert answer.point is not None
-            note = _boundary(subject, judge, answer.point)
-            return Verdict("violated", answer.point, judge.output, bound, splits, clock.now() - start, note)
-        if answer.status == "unknown":  # another case may still have a counter-example
-            late = bool(late) or clock.now() >= until
-        if clock.now() >= deadline and i + 1 < len(asked.cases):
-            late = True
-            break
+    subject = subject_of(model, asked, input_shape)
+    notes = [
+        "the region of inputs is empty" if len(asked.cases) == 1 else f"region {i} is empty"
+        for i, case in enumerate(asked.cases)
+        if case.empty
+    ]
+    cases = [case for case in asked.cases if not case.empty]
+    with trace_once(subject.model):
+        answers = bounded_together(subject, cases, start + timeout)
+        found = _in_passes(subject, cases, answers, start + timeout, int(seed), tuple(replays))
+    bound, splits = min((a.bound for a in answers), default=math.inf), sum(answer.splits for answer in answers)
     seconds = clock.now() - start
-    if late is not None:
-        note = "out of time" if late else "no method that fits the network decides it"
-        return Verdict("unknown", None, None, bound, splits, seconds, note, late)
+    if found is not None:
+        note = _boundary(subject, found.judge, found.point)
+        return Verdict("violated", found.point, found.judge.output, bound, splits, seconds, note)
+    open_ = [answer for answer in answers if answer.status == "unknown"]
+    if open_:
+        late = any(answer.late for answer in open_)
+        why = next((answer.note for answer in open_ if answer.note), "no method that fits the network decides it")
+        return Verdict("unknown", None, None, bound, splits, seconds, "out of time" if late else why, late)
     return Verdict("holds", None, None, bound, splits, seconds, "; ".join(notes))
 
 
 @dataclass(frozen=True, eq=False)
-class _Subject:
-    """A network that fits the property: in its own precision, and in float64."""
+class _Found:
+    """A counter-example, and the judge that confirmed it."""
 
-    model: nn.Module
-    double: nn.Module
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def graphs(self, case: Case) -> tuple[Graph, Graph]:
-        """The network as operations, in float64 and in its own dtype; compared with the model over the box."""
-        lower, upper = (end.view(1, *self.shape) for end in hull(case, self.dtype))
-        radius = (upper - lower)[0] / 2
-        low, high = float(lower.min()) - 1, float(upper.max()) + 1
-        x = (lower + upper) / 2
-        own = trace(self.model, x.to(self.dtype), Box(radius.to(self.dtype), low=low, high=high))
-        return doubled(own), own
+    point: Tensor
+    judge: Judge
 
 
-def _subject(model: nn.Module, prop: Property, input_shape: Sequence[int] | None) -> _Subject:
-    """The network, after all checks that it fits the property."""
-    check_model(model)
-    kinds = {t.dtype for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()} or {torch.float32}
-    places = {t.device.type for t in (*model.parameters(), *model.buffers())} or {"cpu"}
-    if len(kinds) > 1 or not kinds <= set(PROVABLE) or places != {"cpu"}:
-        raise UnsupportedError(
-            f"verify takes a network in float32 or float64 on the CPU; this one is in {sorted(map(str, kinds))} on "
-            f"{sorted(places)}"
-        )
-    dtype = kinds.pop()
-    shape = tuple(input_shape if input_shape is not None else getattr(model, "input_shape", (prop.inputs,)))
-    if math.prod(shape) != prop.inputs:
-        raise InputError(
-            f"{prop.name} has {prop.inputs} inputs X, the network takes {math.prod(shape)} values {shape}; they must "
-            "be the same"
-        )
-    middle = ((prop.cases[0].lower + prop.cases[0].upper) / 2).to(dtype).view(1, *shape)
-    with torch.no_grad():
-        outputs = check_logits(nn.Sequential(model, nn.Flatten()).eval(), middle).shape[1]
-        flat = model(middle.clone()).ndim == 2
-    model = model if flat else nn.Sequential(model, nn.Flatten()).eval()
-    if prop.outputs is not None and prop.outputs != outputs:
-        raise InputError(f"{prop.name} has {prop.outputs} outputs Y, the network {outputs}; they must be the same")
-    return _Subject(model, copy.deepcopy(model).double(), shape, dtype)
+def _in_passes(
+    subject: Subject, cases: Sequence[Case], answers: list[Answer], deadline: float, seed: int, replays: tuple[Run, ...]
+) -> _Found | None:
+    """Decide the open cases one after the other, each in its share of the time; those that need more get another try.
+
+    Updates the answers; returns the first counter-example.
+    """
+    left = [i for i, answer in enumerate(answers) if answer.status == "unknown"]
+    while left:
+        for number, i in enumerate(left):
+            until = clock.now() + (deadline - clock.now()) / (len(left) - number)
+            answer, judge = _decide(subject, cases[i], until, seed, replays)
+            late = answer.status == "unknown" and is_late(until)
+            answers[i] = replace(
+                answer,
+                bound=max(answer.bound, answers[i].bound) if answer.status == "unknown" else answer.bound,
+                splits=answer.splits + answers[i].splits,
+                late=late,
+            )
+            if answer.point is not None:
+                return _Found(answer.point, judge)
+            if is_late(deadline):
+                return None
+        left = [i for i in left if answers[i].late]
+    return None
 
 
-def _decide(
-    subject: _Subject, case: Case, deadline: float, seed: int, replays: tuple[Run, ...]
-) -> tuple[Answer, Judge]:
+def _decide(subject: Subject, case: Case, deadline: float, seed: int, replays: tuple[Run, ...]) -> tuple[Answer, Judge]:
     """The answer for one case, and the judge of its counter-examples."""
-    free = [polytope for polytope in case.unsafe if not len(polytope.rows)]
-    conditions = Conditions(*stacked(case.unsafe)) if case.unsafe and not free else _nothing()
+    conditions = conditions_of(case)
     judge = Judge(subject.model, case, conditions, subject.shape, subject.dtype, replays)
-    if free:
+    if not case.unsafe:
+        return Answer("holds", math.inf), judge
+    if not len(conditions.rows):  # any output is a counter-example
         any_point = judge.place(((case.lower + case.upper) / 2).view(1, *subject.shape))[0]
         judge.output = subject.model(any_point[None])[0].detach()
         return Answer("violated", -math.inf, 0, any_point), judge
-    if not case.unsafe:
-        return Answer("holds", math.inf), judge
-    graph, own = subject.graphs(case)
-    lower, upper = (end.view(1, *subject.shape) for end in hull(case, subject.dtype))
-    x = (lower + upper) / 2 if case.centre is None else case.centre.view(1, *subject.shape)
-    problem = Problem(graph, own, Region(lower, upper, x, case.ball), conditions, subject.dtype, judge.check)
+    try:
+        graph, own = subject.graphs(*subject.box([case]))
+    except UnsupportedError as error:
+        return _searched_only(judge, deadline, seed, str(error)), judge
+    problem = Problem(graph, own, subject.region(case), conditions, subject.dtype, judge.check)
     return _solved(problem, judge, deadline, seed), judge
+
+
+def _searched_only(judge: Judge, deadline: float, seed: int, why: str) -> Answer:
+    """Look for counter-examples in half of the time: there is no proof, and `why` says why."""
+    half = clock.now() + 0.5 * (deadline - clock.now())
+    for tries in itertools.count():
+        point = search(judge, half, seed=seed + tries, **asdict(LONG if tries else QUICK))
+        if point is not None:
+            return Answer("violated", -math.inf, 0, point)
+        if is_late(half) or bool((judge.low == judge.high).all()):
+            return Answer("unknown", -math.inf, note=f"no proof is possible: {why}")
+    raise AssertionError  # itertools.count() does not end
 
 
 def _solved(problem: Problem, judge: Judge, deadline: float, seed: int) -> Answer:
     """Attack, bound, attack harder, then split inputs and neurons, in the order that suits the number of inputs."""
     inputs = int((problem.region.upper > problem.region.lower).sum())
     few = inputs <= FEW
-    point = _searched(judge, deadline, QUICK, seed)
-    root = None if point is not None else linear_bounds(problem, deadline)
-    if root is not None:
-        if root.answer.status == "holds":
-            return root.answer
+    before, root, point = _unknown(), None, _searched(judge, deadline, QUICK, seed)
+    if point is None:
+        before = interval_bounds(problem)
+        if before.status != "holds":
+            root = linear_bounds(problem, clock.now() + FIRST * (deadline - clock.now()))
+            before = before if root is None else root.answer
+        if before.status == "holds":
+            return before
         point = _searched(judge, deadline, THOROUGH if few else LONG, seed + 1)
     if point is not None:
-        return Answer("violated", -math.inf, 0 if root is None else 1, point)
-    before = _unknown()
+        return Answer("violated", -math.inf, before.splits, point)
+    if root is None:
+        root = linear_bounds(problem, clock.now() + SECOND * (deadline - clock.now()))
+        if root is not None and root.answer.status == "holds":
+            return root.answer
     if inputs <= SOME:
         now = clock.now()
         before = split_inputs(problem, now + INPUTS[few] * (deadline - now))
         if before.status != "unknown":
             return before
-    root = linear_bounds(problem, deadline) if root is None else root
     after = _unknown() if root is None else split_neurons(problem, root, deadline)
     if after.status == "unknown" and not is_late(deadline):
         after = split_inputs(problem, deadline)  # there is no neuron left to split
@@ -216,11 +216,7 @@ def _searched(judge: Judge, deadline: float, effort: Effort, seed: int) -> Tenso
     return search(judge, now + SHARE * (deadline - now), seed=seed, **asdict(effort))
 
 
-def _nothing() -> Conditions:
-    return Conditions(torch.zeros(0, 1).double(), torch.zeros(0).double(), torch.zeros(0, dtype=torch.int64))
-
-
-def _boundary(subject: _Subject, judge: Judge, point: Tensor) -> str:
+def _boundary(subject: Subject, judge: Judge, point: Tensor) -> str:
     """A note if rounding decides whether the point is a counter-example."""
     if judge.output is None or not judge.conditions.groups:
         return ""

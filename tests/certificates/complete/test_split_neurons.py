@@ -12,6 +12,7 @@ from holdfast.certificates.complete.problem import Conditions
 from holdfast.certificates.complete.split_neurons import linear_bounds, members, split_neurons
 from holdfast.properties import Case, Polytope, Property
 from holdfast.properties import decide as decide_module
+from holdfast.properties.subject import subject_of
 from holdfast.utils import clock
 
 
@@ -103,11 +104,10 @@ def test_the_deadline_is_kept_while_slopes_are_optimised():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 2)).eval()
     subject_case = Case([-1.0] * 40, [1.0] * 40, (Polytope([[1.0, 0.0]], [-50.0]),))
-    subject = decide_module._subject(model, Property((subject_case,)), None)
+    subject = subject_of(model, Property((subject_case,)), None)
     conditions = Conditions(torch.tensor([[1.0, 0.0]]).double(), torch.tensor([-5.0]).double(), torch.tensor([0]))
-    graph, own = subject.graphs(subject_case)
-    lower, upper = (torch.full((1, 40), end).double() for end in (-1.0, 1.0))
-    region = decide_module.Region(lower, upper, (lower + upper) / 2)
+    graph, own = subject.graphs(*subject.box([subject_case]))
+    region = subject.region(subject_case)
     problem = decide_module.Problem(graph, own, region, conditions, torch.float32, lambda points: None)
     root = linear_bounds(problem, clock.now() + 60)
     start = clock.now()

@@ -73,12 +73,16 @@ class Answer:
         point: (*shape), what `Problem.check` returned.
         bound: a lower bound of the least excess of a group over the region: positive where it holds.
         splits: sub-problems that were bounded.
+        late: the time ran out.
+        note: why it is unknown, where the reason is known.
     """
 
     status: Status
     bound: float
     splits: int = 0
     point: Tensor | None = None
+    late: bool = False
+    note: str = ""
 
 
 def is_late(deadline: float) -> bool:
