@@ -16,9 +16,9 @@ from holdfast.certificates.complete.split_neurons import covers, interval_bounds
 from holdfast.errors import InputError, UnsupportedError
 from holdfast.properties import Case, Polytope, Property, robust
 from holdfast.properties import decide as decide_module
+from holdfast.properties.asked import conditions_of, subject_of
 from holdfast.properties.counterexamples import _aims
 from holdfast.properties.points import Judge, hull, representable
-from holdfast.properties.subject import conditions_of, subject_of
 from holdfast.properties.together import bounded_together
 from holdfast.utils import clock
 

@@ -14,10 +14,10 @@ from holdfast.certificates.complete.input_split import split_inputs
 from holdfast.certificates.complete.problem import Answer, Problem, is_late
 from holdfast.certificates.complete.split_neurons import interval_bounds, linear_bounds, split_neurons
 from holdfast.errors import UnsupportedError
+from holdfast.properties.asked import Subject, conditions_of, subject_of
 from holdfast.properties.counterexamples import search
 from holdfast.properties.points import Judge, Run
 from holdfast.properties.property import Case, Property
-from holdfast.properties.subject import Subject, conditions_of, subject_of
 from holdfast.properties.together import bounded_together
 from holdfast.properties.vnnlib import load_property
 from holdfast.results import Verdict

@@ -14,8 +14,8 @@ from holdfast.bounding.linear.relax import Slopes
 from holdfast.certificates.complete.problem import Answer
 from holdfast.certificates.complete.split_neurons import covers
 from holdfast.errors import OutOfTime, UnsupportedError
+from holdfast.properties.asked import Subject, conditions_of
 from holdfast.properties.property import Case
-from holdfast.properties.subject import Subject, conditions_of
 from holdfast.utils import clock
 
 AT_ONCE = 256

@@ -12,7 +12,7 @@ from holdfast.certificates.complete.problem import Conditions
 from holdfast.certificates.complete.split_neurons import linear_bounds, members, split_neurons
 from holdfast.properties import Case, Polytope, Property
 from holdfast.properties import decide as decide_module
-from holdfast.properties.subject import subject_of
+from holdfast.properties.asked import subject_of
 from holdfast.utils import clock
 
 
