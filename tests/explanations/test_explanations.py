@@ -7,6 +7,8 @@ from torch import nn
 
 import holdfast as hf
 from explain_tasks import QUICK_SEARCH, linear, middle
+from holdfast.attacks.core import batches
+from holdfast.attacks.core.batches import kept_bytes
 from holdfast.errors import InputError
 from holdfast.explanations import BoundarySearch
 
@@ -48,6 +50,29 @@ def test_the_plain_code_gives_the_same_answer(name):
         plain = hf.explain(model, x, y, name, seed=3, **more)
     torch.testing.assert_close(fast.attribution, plain.attribution, rtol=1e-4, atol=1e-5)
     assert torch.equal(fast.ok, plain.ok)
+
+
+@pytest.mark.parametrize("name", ["saliency", "integrated-gradients"])
+def test_large_inputs_are_explained_in_chunks_that_fit_memory(monkeypatch, name):
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.top, self.sizes = nn.Linear(50, 3), []
+
+        def forward(self, x):
+            self.sizes.append(len(x))
+            return self.top(x.tanh())
+
+    model, x = Watched().eval(), torch.rand(12, 50)
+    y = model(x).argmax(1)
+    whole = hf.explain(model, x, y, name)
+    assert max(model.sizes) >= 12
+    monkeypatch.setattr(batches, "LARGE_INPUT", 50)
+    monkeypatch.setattr(batches, "MEMORY", 3 * kept_bytes(model, x[:1]))
+    model.sizes.clear()
+    parts = hf.explain(model, x, y, name)
+    assert sorted(set(model.sizes) - {12})[-1] == 3
+    torch.testing.assert_close(parts.attribution, whole.attribution)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -166,4 +166,4 @@ def test_the_repository_is_found_from_a_folder_inside_it(tmp_path):
 def test_three_claims_drawn_at_random_are_repeated_to_the_same_verdict(tmp_path):
     small = [claim for claim in read_claims(ROOT / FILE) if claim.small]
     for claim in random.Random(0).sample(small, 3):
-        assert run_claim(claim, ROOT, small=True) == claim.verdict
+        assert run_claim(claim, ROOT, small=True, results=tmp_path) == claim.verdict

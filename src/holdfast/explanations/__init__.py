@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from holdfast.attacks.core.batches import noise_for
+from holdfast.attacks.core.batches import fitting, noise_for
 from holdfast.attacks.core.gradients import frozen
 from holdfast.checks import check_inputs, check_labels, check_logits, check_model, check_place
 from holdfast.errors import HoldfastError, InputError
@@ -59,7 +59,7 @@ def explain(
         seed: fixes every random choice.
         index: identity of each input, shape (B,); its random numbers follow from it. Positions in the batch if none is
             given.
-        chunk: points in one pass through the model; memory grows with it, the answer does not change.
+        chunk: points in one pass through the model, at most: fewer where inputs are large and memory would run out.
         **options: options of the method, such as steps=.
 
     Example:
@@ -80,9 +80,10 @@ def explain(
     check_inputs(x, low, high)
     check_labels(y, len(x))
     check_place(model, x)
-    setting = Setting(quantity, low, high, noise_for(x, seed, index), chunk)
+    noise = noise_for(x, seed, index)
     try:
         with frozen(model):
+            setting = Setting(quantity, low, high, noise, fitting(model, x, chunk))
             result: Explanation = entry.function(model, x.detach(), y, setting, **options)
     except HoldfastError:
         raise

@@ -128,17 +128,18 @@ def find_claim(claims: Sequence[Claim], name: str) -> Claim:
     raise InputError(f"there is no claim '{name}'. " + did_you_mean(name, [claim.id for claim in claims]))
 
 
-def run_claim(claim: Claim, root: Path, *, small: bool = False) -> str:
+def run_claim(claim: Claim, root: Path, *, small: bool = False, results: Path | None = None) -> str:
     """Repeat a claim at the root of the repository and return the verdict that the command printed.
 
-    What the command prints is passed on. Results go to runs/claims/ID, where benchmarks keep finished parts: a command
-    that was stopped goes on where it was. Delete the folder to start anew. A command that runs tests prints no verdict:
-    the tests assert the recorded one. Nor does `holdfast train`, for claims that were not run.
+    What the command prints is passed on. Results go to a folder ID in `results` (runs/claims at the root if none is
+    given), where benchmarks keep finished parts: a command that was stopped goes on where it was. Delete the folder to
+    start anew. A command that runs tests prints no verdict: the tests assert the recorded one. Nor does `holdfast
+    train`, for claims that were not run.
     """
     if small and not claim.small:
         raise InputError(f"claim '{claim.id}' has no small version; run it without --small ({claim.minutes:g} CPU min)")
     words = shlex.split(claim.small if small else claim.command)
-    out = root / "runs" / "claims" / (claim.id + ("-small" if small else ""))
+    out = (results or root / "runs" / "claims") / (claim.id + ("-small" if small else ""))
     command = [sys.executable if words[0] == "python" else words[0], *words[1:]]
     asserted = "pytest" in words
     command += [] if asserted else ["--out", str(out)]
