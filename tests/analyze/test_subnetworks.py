@@ -89,6 +89,29 @@ def test_pairs_are_layers_that_feed_each_other():
     assert consecutive(Branches()) == []
 
 
+class Functional(nn.Module):
+    """Activations as functions and methods, a layer with groups, and one that is transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+        self.groups, self.fourth = nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 6, 3)
+        self.up, self.head, self.last = nn.ConvTranspose2d(6, 2, 3), nn.Linear(32, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
+        h = self.groups(self.second(h).relu())
+        h = self.up(self.fourth(h))
+        return self.last(self.head(nn.functional.adaptive_avg_pool2d(h, 4).flatten(1)).tanh())
+
+
+def test_pairs_are_found_across_functions_and_not_across_groups():
+    pairs = consecutive(Functional())
+    assert pairs == [("first", "second"), ("head", "last")]
+    found = layer_patterns(Functional())
+    assert all(alignment(found[first], found[second]) == 1 for first, second in pairs)
+
+
 def test_pictures_have_a_pixel_for_each_weight():
     mask = synthetic([1], [3])
     picture = mask_picture(mask)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from rich.text import Text
 from safetensors.torch import save_file
 from torch import nn
 
@@ -57,6 +58,15 @@ def test_help_of_every_command(holdfast, command):
     code, out, _ = holdfast(*command.split(), "--help")
     assert code == 0
     assert f"{command} [OPTIONS]" in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_word_of_a_help_text_is_taken_for_markup(name):
+    """The terminal shows texts as markup, in which a word in square brackets, such as a section, vanishes."""
+    command = load(name)
+    for part in (command, *getattr(command, "commands", {}).values()):
+        for text in (part.help, *(getattr(option, "help", None) for option in part.params)):
+            assert text is None or Text.from_markup(text).plain == text
 
 
 def test_help_lists_every_command(holdfast):

@@ -7,6 +7,7 @@ import torch
 
 from holdfast.models import load_model, make_model, save_model
 from holdfast.models.masked import masked
+from holdfast.models.own import build_own
 
 
 @pytest.fixture
@@ -60,3 +61,41 @@ def test_the_pattern_of_a_sub_network_is_shown_and_drawn(command, run, tmp_path)
     assert "of a pass backward (counted, not timed)" in shown
     names = {path.name for path in (tmp_path / "seen").iterdir()}
     assert {"mask-0.3.png", "channels-0.3.svg", "mask-0.11.png"} <= names
+
+
+OWN = """
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 5, stride=4), nn.Linear(144, 10)
+
+    def forward(self, x):
+        return self.head(self.conv(x).relu().flatten(1))
+"""
+
+
+def test_a_sub_network_of_ones_own_class_is_trained_compressed_and_certified(command, refused, tmp_path):
+    (tmp_path / "mynet.py").write_text(OWN)
+    own = ("--architecture", "mynet.py:Own")
+    save_model(load_own(tmp_path), tmp_path / "start.safetensors")
+    few = ("--set", "epochs=1", "--set", "validation=0.98", "--set", "evaluate.attack_steps=0")
+    command(
+        *("train", "mnist-mini-subnet", "--model", "start.safetensors", *own, *few, "--set", "prune.rate=0.8"),
+        *("--out", "run", "-q"),
+    )
+    assert "holds weights but no architecture; give --architecture" in refused("compress", "run")
+    assert "308 of 1,540 weights (20.00%)" in command("compress", "run", *own)
+    ours, compact = (
+        load_model(tmp_path / "run" / name, load_own(tmp_path))
+        for name in ("model.safetensors", "model.compact.safetensors")
+    )
+    assert torch.equal(ours.eval()(X), compact(X))
+    assert "certified" in command(
+        "certify", "run/model.compact.safetensors", *own, "--threat", "linf:0.001", "-n", 5, "--method", "ibp"
+    )
+
+
+def load_own(folder):
+    return build_own(f"{folder / 'mynet.py'}:Own")

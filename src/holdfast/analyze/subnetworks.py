@@ -23,6 +23,8 @@ from holdfast.utils.svg import STYLES, inner_rounds
 
 _BETWEEN = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity, nn.MaxPool2d, nn.AvgPool2d, _BatchNorm)
 """Layers that keep every channel where it is."""
+_BETWEEN_CALLS = {"relu", "relu_", "leaky_relu", "tanh", "sigmoid", "dropout", "max_pool2d", "avg_pool2d"}
+"""The same as functions of torch and as methods of a tensor, by name."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,14 +123,25 @@ def consecutive(model: nn.Module) -> list[tuple[str, str]]:
 
     pairs = []
     for node in nodes:
-        if not isinstance(layer(node), nn.Linear | _ConvNd):
+        if not _reads_channels(layer(node)):
             continue
         before = node.all_input_nodes[0]
-        while isinstance(layer(before), _BETWEEN) and len(before.all_input_nodes) == 1:
+        while _keeps_channels(before, layer(before)):
             before = before.all_input_nodes[0]
-        if type(layer(before)) is type(layer(node)):
+        if type(layer(before)) is type(layer(node)) and _reads_channels(layer(before)):
             pairs.append((str(before.target), str(node.target)))
     return pairs
+
+
+def _reads_channels(layer: nn.Module | None) -> bool:
+    """Whether each output of the layer may see each input channel: no groups, and weights as (r_out, r_in, ...)."""
+    return isinstance(layer, nn.Linear) or (isinstance(layer, _ConvNd) and layer.groups == 1 and not layer.transposed)
+
+
+def _keeps_channels(node: fx.Node, layer: nn.Module | None) -> bool:
+    called = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    between = called in _BETWEEN_CALLS if node.op in ("call_function", "call_method") else isinstance(layer, _BETWEEN)
+    return between and len(node.all_input_nodes) == 1
 
 
 def random_counts(pattern: LayerPattern, *, draws: Count = 500, seed: int = 0) -> tuple[Tensor, Tensor]:

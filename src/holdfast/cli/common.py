@@ -106,17 +106,22 @@ def _with_parameters(run: Callable[..., None], given: list[inspect.Parameter]) -
 def open_both(model: Path, data: str, opening: Opening, root: Path | None) -> tuple[nn.Module, Dataset]:
     """Load model and data set; the data decide the input shape and the classes of an architecture by name."""
     dataset = load_data(data, root=root)
+    network = open_alone(model, opening, dataset)
+    _note_classes(network, dataset)
+    return network, dataset
+
+
+def open_alone(model: Path, opening: Opening, dataset: Dataset | None = None) -> nn.Module:
+    """Load a model; without a data set, an architecture by name has its own input shape and classes."""
     architecture, options = opening.architecture, dict(parse_option(text) for text in opening.arch_args or [])
-    if architecture is not None and ".py" not in architecture:
+    if dataset is not None and architecture is not None and ".py" not in architecture:
         options = {"input_shape": tuple(dataset.test.x.shape[1:]), "classes": len(dataset.classes), **options}
     if architecture is None and options:
         raise InputError("--arch-args are arguments of an --architecture; give that as well")
     mean, std = parse_numbers("--mean", opening.mean), parse_numbers("--std", opening.std)
     _check_normalisation(mean, std, dataset)
     how: dict[str, Any] = {"architecture": architecture, "options": options, "key": opening.key}
-    network = load_model(model, mean=mean, std=std, **how)
-    _note_classes(network, dataset)
-    return network, dataset
+    return load_model(model, mean=mean, std=std, **how)
 
 
 def _note_classes(network: nn.Module, dataset: Dataset) -> None:
@@ -136,10 +141,12 @@ def _note_classes(network: nn.Module, dataset: Dataset) -> None:
         )
 
 
-def _check_normalisation(mean: list[float] | None, std: list[float] | None, dataset: Dataset) -> None:
+def _check_normalisation(mean: list[float] | None, std: list[float] | None, dataset: Dataset | None) -> None:
     """Refuse half of a normalisation, which would give wrong numbers, and one for another number of channels."""
     if (mean is None) != (std is None):
         raise InputError("give --mean and --std together; --mean 0 or --std 1 changes nothing")
+    if dataset is None:
+        return
     channels = dataset.test.x.shape[1]
     for option, values in (("--mean", mean), ("--std", std)):
         if values is not None and len(values) not in (1, channels):

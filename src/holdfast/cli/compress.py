@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.common import table
+from holdfast.cli.common import AS_IT_IS, Opening, open_alone, opens_model, table
 from holdfast.errors import InputError, StorageError
-from holdfast.models import get_architecture, load_model
+from holdfast.models import get_architecture
 from holdfast.models.compact import Compact, save_compact
 from holdfast.training import folder as files
 
@@ -18,8 +18,9 @@ console = Console()
 
 
 @app.command()
+@opens_model
 def compress(
-    model: Annotated[Path, typer.Argument(help="Folder of a training with [prune], or its model.safetensors.")],
+    model: Annotated[Path, typer.Argument(help="Folder of a training that prunes, or its model.safetensors.")],
     out: Annotated[
         Path | None, typer.Option(help="The compact file; beside the model, as NAME.compact.safetensors, if not given.")
     ] = None,
@@ -27,6 +28,7 @@ def compress(
         Path | None, typer.Option(help="Also write the network with ordinary weights: a .onnx file.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    opening: Opening = AS_IT_IS,
 ) -> None:
     """Write a pruned or binary network to a compact file: places and signs of the weights, bit for bit.
 
@@ -39,7 +41,7 @@ def compress(
     for path in (target, onnx):
         if path is not None and path.exists() and (not force or path.resolve() == source.resolve()):
             raise InputError(f"'{path}' exists already; choose another name, or overwrite it with --force")
-    network = load_model(source)
+    network = open_alone(source, opening)
     shown = save_compact(network, target)
     console.print(summary(shown))
     typer.echo(

@@ -30,9 +30,11 @@ def difficulty_command(
     against: Annotated[
         Path | None, typer.Option(help="Folder of another training on the same data: how much do the two disagree?")
     ] = None,
-    skip: Annotated[int, typer.Option(min=0, help="Epochs to leave out at the start; needs [log] losses.")] = 0,
+    skip: Annotated[
+        int, typer.Option(min=0, help="Epochs to leave out at the start; needs a run with log.losses.")
+    ] = 0,
     zero_one: Annotated[
-        bool, typer.Option("--zero-one", help="Rank by 0-1 errors in place of losses; needs [log] losses.")
+        bool, typer.Option("--zero-one", help="Rank by 0-1 errors in place of losses; needs a run with log.losses.")
     ] = False,
     groups: Annotated[int, typer.Option(min=1, help="Groups of equal difficulty to show.")] = 10,
     images: Annotated[int, typer.Option(min=1, help="Hardest and easiest inputs on the page, of each.")] = 40,
@@ -45,7 +47,7 @@ def difficulty_command(
 ) -> None:
     """Rank the training inputs of a run by their loss over all epochs, and show how each group is fitted now.
 
-    0 is the hardest input, 1 the easiest. A page shows the hardest and the easiest ones; with [log] losses = true in
+    0 is the hardest input, 1 the easiest. A page shows the hardest and the easiest ones; with log.losses = true in
     the recipe of the run, a plot shows how the groups were fitted through the epochs.
     """
     check_table(out)

@@ -17,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from holdfast.errors import InputError, StorageError, either
+from holdfast.errors import InputError, StorageError, UnsupportedError, either
 from holdfast.models.catalog import get_architecture, make_model
 from holdfast.models.layers import Normalize
+from holdfast.models.masked.build import own_form, with_form
 from holdfast.models.own import build_own, find_state, without_prefixes
 from holdfast.models.packed import PackedState, packed_sizes, unpack_state
 from holdfast.models.size import Sizes, at_most
@@ -39,7 +40,8 @@ def save_model(model: nn.Module, path: str | Path, **metadata: Any) -> Path:
     """Write weights, architecture, version and `metadata` to a .safetensors file; returns its path.
 
     The file appears complete or not at all, and an older file of that name stays until then. A model that `make_model`
-    did not make is saved without an architecture: to load it again, build it and give it to `load_model`.
+    did not make is saved without an architecture: to load it again, build it and give it to `load_model`. A sub-network
+    of such a model is loaded with the model that it was made of.
 
     Args:
         model: in any mode, on any device.
@@ -64,6 +66,8 @@ def write_model(
         _check_recipe(recipe, state)
     packed = None if pack is None else pack(state)
     state, parts = (state, {}) if packed is None else (packed.tensors, {"packed": packed.record})
+    if recipe is None and (form := own_form(model)) is not None:
+        parts["subnetwork"] = form
     header = {"format": "pt", _KEY: _record_text(recipe, metadata, parts)}
     # Copies: safetensors refuses tensors that share memory or are not contiguous.
     _write({name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in state.items()}, path, header)
@@ -140,7 +144,8 @@ def load_model(
         path: .safetensors; .pt or .pth with a state dict, also one inside a checkpoint or with the prefixes of
             DistributedDataParallel and torch.compile; or .onnx (needs the extra `onnx`).
         model: gets the weights, in its own dtype and on its own device. Needed when the file has no architecture;
-            if anything does not fit, it stays as it was.
+            if anything does not fit, it stays as it was. For a sub-network of your own model this may be that model:
+            it stays as it was, and a copy becomes the sub-network.
         architecture: the same as `model`, or how to make it: a name of `list_models`, or FILE.py:NAME for a class of
             your own. Such a file is run.
         options: arguments of the architecture, if that is a text.
@@ -164,7 +169,31 @@ def load_model(
 
 def _has_first_layer(path: Path, whole: nn.Module) -> bool:
     """Whether a file of ours holds the normalisation as well, as training leaves it; its own values then count."""
-    return path.suffix == ".safetensors" and path.is_file() and set(_read_header(path)[0]) == set(whole.state_dict())
+    if path.suffix != ".safetensors" or not path.is_file():
+        return False
+    sizes, *_, form = _read_header(path)
+    try:
+        return set(sizes) == set(_formed(whole, form, path).state_dict())
+    except InputError:
+        return False
+
+
+def _formed(model: nn.Module, form: object, path: Path) -> nn.Module:
+    """The user's own model as the sub-network that the file holds, if it holds one."""
+    if form is None or get_architecture(model) is not None:
+        return model
+    own = own_form(model)
+    if own is None:
+        try:
+            return with_form(model, form)
+        except (InputError, UnsupportedError) as error:
+            raise InputError(f"'{path}' holds a sub-network that cannot be made of the model: {error}") from error
+    if own != form:
+        raise InputError(
+            f"'{path}' holds a sub-network of another form than {either('model=', '--architecture')}: "
+            f"{shortened(form, 10 * SHOWN)} in place of {own}; give the model that it was made of"
+        )
+    return model
 
 
 def _make(architecture: nn.Module | str, options: Mapping[str, Any] | None) -> nn.Module:
@@ -187,7 +216,8 @@ def _load(path: Path, model: nn.Module | None, key: str | None) -> nn.Module:
             )
         return _load_onnx(path)
     if path.suffix == ".safetensors":
-        sizes, recipe, _, packed = _read_header(path)
+        sizes, recipe, _, packed, form = _read_header(path)
+        model = model if model is None else _formed(model, form, path)
         model, fresh = _target(model, recipe, without_prefixes(sizes), path)
         state = without_prefixes(_read_tensors(path, packed))
     else:
@@ -243,8 +273,11 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     return _read_header(Path(path))[2]
 
 
-def _read_header(path: Path) -> tuple[Sizes, Recipe | None, dict[str, Any], dict[str, Any] | None]:
-    """What a safetensors file says about itself: shapes, architecture, metadata, packed tensors. No tensor is read."""
+def _read_header(path: Path) -> tuple[Sizes, Recipe | None, dict[str, Any], dict[str, Any] | None, object]:
+    """What a safetensors file says of itself: shapes, architecture, metadata, packed tensors, form of a sub-network.
+
+    No tensor is read.
+    """
     try:
         _check_header(path)
         with safe_open(path, framework="pt") as file:
@@ -262,7 +295,7 @@ def _read_header(path: Path) -> tuple[Sizes, Recipe | None, dict[str, Any], dict
     metadata = (record.get("metadata") or {}) if isinstance(record, dict) else None
     if not isinstance(metadata, dict):
         raise StorageError(f"'{path}' is damaged: its record is not a table, or the metadata in it are not")
-    return sizes, _as_recipe(record.get("architecture"), path), metadata, packed
+    return sizes, _as_recipe(record.get("architecture"), path), metadata, packed, record.get("subnetwork")
 
 
 def _check_header(path: Path) -> None:

@@ -104,6 +104,11 @@ def test_totals_are_exact_and_no_layer_gets_more_than_it_has(gamma, rate):
     assert all(0 < counts[name] <= sizes[name] for name in sizes)
 
 
+def test_what_rounding_leaves_goes_to_the_largest_layer():
+    """5 weights in shares of 3^0.5 and 7^0.5 are 1.98 and 3.02."""
+    assert keep_counts({"small": 3, "large": 7}, rate=0.5, gamma=0.5) == {"small": 1, "large": 4}
+
+
 def test_a_cap_leaves_no_layer_whole():
     sizes = {"small": 10, "large": 1000}
     assert keep_counts(sizes, rate=0.5, gamma=0.0)["small"] == 10

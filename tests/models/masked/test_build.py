@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 import holdfast as hf
 from holdfast.errors import InputError
 from holdfast.models import load_model, make_model, save_model
+from holdfast.models.layers import Normalize
 from holdfast.models.masked import (
     Mask,
     binary_connect,
@@ -20,6 +21,7 @@ from holdfast.models.masked import (
     patterns,
     pruned,
     train_weights,
+    with_form,
 )
 from holdfast.models.masked.random_weights import magnitude_scores
 
@@ -65,6 +67,24 @@ def test_kaiming_weights_have_the_size_that_pruning_asks_for(weights):
     if weights == "kaiming-constant":
         assert torch.allclose(theta.abs(), torch.tensor(size))
     assert 0.99 * math.sqrt(1 / 784) < float(scores.abs().max()) <= math.sqrt(1 / 784)
+
+
+def test_the_inputs_of_a_convolution_are_counted_with_its_kernel():
+    conv = nn.Conv2d(6, 40, 3)
+    options = {"rate": 0.75, "weights": "kaiming-constant", "last_batch_norm": False, "seed": 0}
+    model = masked(nn.Sequential(conv), **options)
+    size, limit = math.sqrt(2 / (54 * 0.25)), math.sqrt(1 / 54)
+    assert torch.allclose(fixed_weights(model)["0"].abs(), torch.tensor(size))
+    assert 0.98 * limit < float(computed(model, Mask)["0"].scores.detach().abs().max()) <= limit
+    assert computed(model, Mask)["0"].scores.min() < -0.9 * limit
+    assert float(magnitude_scores(conv.weight).abs().max()) == pytest.approx(math.sqrt(6 / 54))
+
+
+def test_binary_weights_have_scores_up_to_a_hundredth_unless_told():
+    model = masked(make_model("mlp", hidden=(64,), seed=0), rate=0.9, seed=0)
+    scores = computed(model, Mask)["0.1"].scores.detach()
+    assert 0.0099 < float(scores.max()) <= 0.01
+    assert -0.01 <= float(scores.min()) < -0.0099
 
 
 def test_scores_of_a_trained_model_rank_by_magnitude():
@@ -133,6 +153,50 @@ def test_a_model_of_ones_own_is_frozen_but_for_its_scores_and_comes_back(tmp_pat
     save_model(model, tmp_path / "own.safetensors")
     again = load_model(tmp_path / "own.safetensors", masked(Own(), rate=0.5, seed=5))
     assert torch.equal(again(X), model(X))
+
+
+@pytest.mark.parametrize("last_batch_norm", [True, False])
+def test_a_model_of_ones_own_comes_back_from_the_model_that_it_was_made_of(tmp_path, last_batch_norm):
+    """The file says the rate, so that it need not be given again, and cannot be another one by mistake."""
+    model = trained(masked(Own(), rate=0.5, last_batch_norm=last_batch_norm, seed=0))
+    for network in (model, pruned(model), trained(binary_connect(Own()))):
+        path = save_model(network, tmp_path / "own.safetensors")
+        base = Own()
+        before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+        again = load_model(path, base)
+        assert torch.equal(again(X), network(X))
+        assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
+        assert torch.equal(load_model(save_model(again, path), base)(X), network(X))
+    path = save_model(model, tmp_path / "own.safetensors")
+    kept = {name: int(pattern.sum()) for name, pattern in patterns(model).items()}
+    assert {name: int(pattern.sum()) for name, pattern in patterns(load_model(path, Own())).items()} == kept
+    for other in (masked(Own(), rate=0.6, last_batch_norm=last_batch_norm), pruned(model)):
+        with pytest.raises(InputError, match="a sub-network of another form than"):
+            load_model(path, other)
+    with pytest.raises(InputError, match="cannot be made of the model"):
+        load_model(path, nn.Sequential(nn.Flatten()))
+
+
+def test_a_normalisation_before_a_model_of_ones_own_comes_back_too(tmp_path):
+    model = trained(masked(nn.Sequential(Normalize(0.3, 0.2), Own()), rate=0.5, seed=0))
+    path = save_model(model, tmp_path / "own.safetensors")
+    assert torch.equal(load_model(path, Own(), mean=0.3, std=0.2)(X), model(X))
+
+
+@pytest.mark.parametrize(
+    "form", [5, {"form": "round"}, {"rate": 2.0}, {"gamma": "x"}, {"classes": -1}, {"of": "lenet"}]
+)
+def test_forms_that_lie_are_refused(form):
+    with pytest.raises(InputError):
+        with_form(Own(), form)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_sub_network_is_in_the_mode_of_its_model(training):
+    network = masked(Own().train(training), rate=0.5, seed=0)
+    assert {module.training for module in network.modules()} == {training}
+    if not training:
+        hf.attack(network, X, torch.zeros(20, dtype=torch.int64), "linf:0.01", method="fgsm")
 
 
 def test_the_seed_decides_and_the_global_generator_is_left_alone():

@@ -28,12 +28,14 @@ def test_exactly_so_many_are_kept_also_of_equal_values(kept):
         chosen = top(values, kept)
         assert int(chosen.sum()) == kept
         assert kept == 12 or values[chosen].min() >= values[~chosen].max()
+    assert top(torch.zeros(3, 4), kept).flatten().tolist() == [True] * kept + [False] * (12 - kept)
 
 
+@pytest.mark.parametrize("weights", ["binary", "kaiming-normal"])
 @pytest.mark.parametrize("transform", ["abs", "identity"])
-def test_the_gradient_reaches_every_score_as_if_the_mask_were_the_score(transform):
+def test_the_gradient_reaches_every_score_as_if_the_mask_were_the_score(transform, weights):
     """dL/ds = theta * dL/d(theta m), times sign(s) for |s|, for pruned weights too."""
-    model = network(transform=transform)
+    model = network(transform=transform, weights=weights)
     masks, theta = computed(model, Mask), fixed_weights(model)
     gradients = torch.autograd.grad(cross_entropy(model(X), Y), [mask.scores for mask in masks.values()])
     plain = {name: (theta[name] * masks[name].pattern()).requires_grad_(True) for name in masks}

@@ -15,10 +15,11 @@ from holdfast.models.catalog import get_architecture, make_model, record_archite
 from holdfast.models.masked.allocation import keep_counts
 from holdfast.models.masked.mask import Mask, Sign, Transform, computed, is_maskable, maskable
 from holdfast.models.masked.random_weights import Weights, draw_scores, draw_weights, magnitude_scores
-from holdfast.utils.options import Count, Fraction, Positive, Share, Unit, check_options, options_of
+from holdfast.utils.options import Count, Fraction, Positive, Share, Unit, check_options, convert, options_of
 
 Form = Literal["masked", "signs", "plain"]
 _NAME = "masked"
+_OWN = "own_form"  # on a sub-network of the user's own model: how it became one
 _BINARY_SCALE = 0.01  # of Table 5.2 of the source; the last batch norm makes the choice uncritical there
 
 
@@ -92,6 +93,8 @@ def pruned(model: nn.Module) -> nn.Module:
     made = get_architecture(model)
     if made is not None and made[0] == _NAME:
         record_architecture(plain, _NAME, {**made[1], "form": "plain"})
+    if (form := own_form(model)) is not None:
+        setattr(plain, _OWN, {**form, "form": "plain"})
     return plain.eval()
 
 
@@ -105,6 +108,23 @@ def _make_plain(layer: nn.Module) -> None:
     del layer.parametrizations
     layer.__class__ = type(layer).__mro__[1]
     layer.register_parameter("weight", nn.Parameter(weight))
+
+
+def own_form(model: nn.Module) -> dict[str, Any] | None:
+    """How a model that the catalogue does not know became a sub-network, for `with_form`; None for other models."""
+    form = getattr(model, _OWN, None)
+    return form if isinstance(form, dict) else None
+
+
+def with_form(model: nn.Module, form: Any) -> nn.Module:
+    """A copy of the user's own model in the form that `own_form` said, to load the tensors of a file into."""
+    if not isinstance(form, dict):
+        raise InputError(f"the form of a sub-network must be a table, got {type(form).__name__}")
+    given = {key: value for key, value in form.items() if key != "classes"}
+    known = {name: option for name, option in options_of(subnetwork).items() if name not in ("of", "options")}
+    shape = {name: option.default for name, option in known.items()} | check_options(known, given, "sub-network")
+    classes = convert(form.get("classes"), Count | None, "classes")
+    return _build(model, shape.pop("form"), shape, classes, scores=torch.zeros_like)
 
 
 def train_weights(model: nn.Module) -> nn.Module:
@@ -133,10 +153,11 @@ def _build(
     layers = maskable(network)
     if shape["bare"]:
         _strip(network)
-    if shape["last_batch_norm"]:
-        count = classes or _classes(network, made)
+    count = (classes or _classes(network, made)) if shape["last_batch_norm"] else None
+    if count is not None:
         like = next(network.parameters())
-        network = nn.Sequential(network, nn.BatchNorm1d(count, affine=False, device=like.device, dtype=like.dtype))
+        norm = nn.BatchNorm1d(count, affine=False, device=like.device, dtype=like.dtype)
+        network = nn.Sequential(network, norm)
     if form == "signs":
         for module in layers.values():
             parametrize.register_parametrization(module, "weight", Sign(), unsafe=True)
@@ -150,7 +171,12 @@ def _build(
             with torch.no_grad():
                 weight.copy_(theta(weight))
             parametrize.register_parametrization(module, "weight", mask, unsafe=True)
-    _record(network, made, form, shape)
+    if not model.training:
+        network.eval()
+    if made is None:
+        setattr(network, _OWN, {"form": form, **shape, "classes": count})
+    else:
+        _record(network, made, form, shape)
     return network
 
 
@@ -178,10 +204,8 @@ def _classes(model: nn.Module, made: tuple[str, dict[str, Any]] | None) -> int:
     return dense[-1].out_features
 
 
-def _record(network: nn.Module, made: tuple[str, dict[str, Any]] | None, form: Form, shape: dict[str, Any]) -> None:
-    """Say how the network can be built again, if that is known."""
-    if made is None:
-        return
+def _record(network: nn.Module, made: tuple[str, dict[str, Any]], form: Form, shape: dict[str, Any]) -> None:
+    """Say how the network can be built again."""
     known = {key: value for key, value in made[1].items() if value is not None}
     common: dict[str, Any] = {k: known.pop(k) for k in ("input_shape", "classes", "normalize") if k in known}
     record_architecture(network, _NAME, {"of": made[0], **common, "options": known, "form": form, **shape})
