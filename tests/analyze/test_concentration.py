@@ -55,6 +55,12 @@ def test_gradients_of_a_model_are_those_of_its_draws():
     assert torch.allclose(plain.resultant, torch.ones(3, dtype=torch.float64))
     with pytest.raises(hf.InputError, match="at least 2 draws"):
         draw_gradients(model, x, y, draws=1)
+    with pytest.raises(hf.InputError, match="chunk must be at least 1"):
+        concentration(model, x, y, draws=3, chunk=0)
+    with pytest.raises(hf.InputError, match="input 0 holds NaN"):
+        concentration(model, x * math.nan, y, draws=3)
+    with pytest.raises(hf.InputError, match="empty batch"):
+        concentration(model, x[:0], y[:0], draws=3)
 
 
 def test_the_fit_has_the_largest_likelihood():

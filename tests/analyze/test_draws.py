@@ -44,6 +44,9 @@ def test_accuracy_and_rise_for_each_number_of_draws():
     still = task(std=0.0)[0]
     both = accuracy_by_draws(still, x, still.predict(x), "linf:0.1", samples=(1, 4), steps=4).accuracy
     assert both[0] == both[1]
+    for samples in ((), (0, 1)):
+        with pytest.raises(hf.InputError, match="each at least 1"):
+            accuracy_by_draws(model, x, y, "linf:0.1", samples=samples)
 
 
 def test_more_queries_leave_no_more_accuracy():
@@ -53,3 +56,5 @@ def test_more_queries_leave_no_more_accuracy():
     for curve in found.values():
         assert curve.accuracy[1] <= curve.accuracy[0]
         assert curve.accuracy[1] < 1
+    with pytest.raises(hf.InputError, match="at least one budget"):
+        accuracy_by_queries(model, x, y, "linf:0.3", queries=())

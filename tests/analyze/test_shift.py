@@ -5,6 +5,7 @@ from torch import nn
 from holdfast import InputError
 from holdfast.analyze.shift import mean_corruption_error, shifted_accuracy
 from holdfast.data.corruptions import CORRUPTIONS, corrupt
+from holdfast.models import rse
 
 
 class Constant(nn.Module):
@@ -54,3 +55,15 @@ def test_bad_input_is_refused():
         shifted_accuracy(Constant(), x, y, corruptions=["rain"])
     with pytest.raises(InputError, match="at least one input"):
         shifted_accuracy(Constant(), x[:0], y[:0])
+
+
+def test_a_random_network_answers_with_the_mean_of_its_draws():
+    torch.manual_seed(0)
+    model = rse(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), first=0.5).eval()
+    x = torch.rand(40, 1, 8, 8) * 0.9
+    y = model.predict(x, draws=20, seed=3)
+    found = shifted_accuracy(model, x, y, corruptions=["brightness"], severities=[1], seed=3, batch_size=40)
+    assert found.clean == 40
+    again = shifted_accuracy(model, x, y, corruptions=["brightness"], severities=[1], seed=3, batch_size=40)
+    assert again.correct == found.correct
+    assert min(int((model(x).argmax(1) == y).sum()) for _ in range(5)) < 40

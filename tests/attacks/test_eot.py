@@ -10,6 +10,7 @@ from nets import tiny_nets
 from torch import nn
 
 import holdfast as hf
+from holdfast.attacks import eot
 from holdfast.attacks.core.ascent import perturb
 from holdfast.attacks.core.chance import mean_prediction, seeded
 from holdfast.attacks.core.losses import cross_entropy, margin
@@ -259,3 +260,46 @@ def test_proxy_directions_are_uniform_around_the_gradient():
     assert torch.allclose(u.square().mean(0), torch.tensor([0.0, 0.5, 0.5]), atol=0.02)
     with pytest.raises(InputError, match="not all zero"):
         proxy_gradient(torch.zeros(2, 3), 0.1, Noise.for_batch(0, 2))
+
+
+def test_momentum_is_the_sum_of_normalised_gradients():
+    """Against a loop of its own, on a network that is curved enough for the order of the steps to matter."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).double().eval()
+    x = torch.rand(8, 6, dtype=torch.float64)
+    y = model(x).argmax(1)
+    point, velocity = x, torch.zeros_like(x)
+    for _ in range(5):
+        leaf = point.clone().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(leaf), y, reduction="sum"), leaf)
+        velocity = 0.6 * velocity + gradient / gradient.abs().mean(1, keepdim=True)
+        point = point + 0.1 * velocity / velocity.norm(dim=1, keepdim=True)
+        offset = point - x
+        point = x + offset * (0.3 / offset.norm(dim=1, keepdim=True)).clamp(max=1)
+        point = point.clamp(0, 1)
+    found = eot_pgd(model, x, y, hf.L2(0.3), steps=5, step_size=0.1, momentum=0.6, samples=2, votes=1)
+    plain = eot_pgd(model, x, y, hf.L2(0.3), steps=5, step_size=0.1, samples=2, votes=1)
+    inside = ((point > 0) & (point < 1)).all(1)  # the projection on ball and range together is another one
+    assert int(inside.sum()) >= 3
+    assert torch.allclose(found.x_adv[inside], point[inside], atol=1e-9)
+    assert not torch.allclose(plain.x_adv[inside], point[inside], atol=1e-3)
+
+
+def test_steps_are_a_quarter_of_the_budget_and_later_restarts_start_elsewhere(monkeypatch):
+    model, x, y = task(6, weights=0.01)
+    model.layer.bias.data[0] += 50  # nothing breaks, so that every restart sees all inputs
+    y, starts = torch.zeros_like(y), []
+
+    def noted(model, x, y, threat, x_start, sampling, **options):
+        starts.append((x_start, options["step_size"]))
+        return ascend(model, x, y, threat, x_start, sampling, **options)
+
+    ascend = eot._ascend
+    monkeypatch.setattr(eot, "_ascend", noted)
+    eot_pgd(model, x, y, hf.Linf(0.2), samples=1, steps=1, votes=1, restarts=3)
+    assert [size for _, size in starts] == pytest.approx([0.05] * 3)
+    assert torch.equal(starts[0][0], x)
+    for start, _ in starts[1:]:
+        assert bool(hf.Linf(0.2).contains(start, x).all())
+        assert float((start - x).abs().max()) > 0.05
+    assert not torch.equal(starts[1][0], starts[2][0])

@@ -1,5 +1,7 @@
 """EOT beyond the published form: Auto-PGD, queries, and the minimum over many settings."""
 
+import math
+
 import pytest
 import torch
 from nets import Whole, tiny_nets
@@ -7,7 +9,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.attacks.core.chance import mean_prediction, seeded
-from holdfast.attacks.core.losses import cross_entropy, margin
+from holdfast.attacks.core.losses import cross_entropy, dlr, margin
 from holdfast.attacks.eot import Sampling, expected_gradient
 from holdfast.attacks.eot_grid import Setting, eot_grid_of, published, stronger, weaker_with_more_draws
 from holdfast.attacks.eot_square import FreshMean
@@ -149,3 +151,61 @@ def test_a_deterministic_model_gets_the_same_numbers_in_the_grid():
 def test_accuracy_that_rises_with_the_draws_is_noticed():
     assert weaker_with_more_draws({1: 0.5, 10: 0.4, 20: 0.6}, 1000) == [(10, 20)]
     assert weaker_with_more_draws({1: 0.5, 10: 0.51}, 100) == []
+
+
+def auto_pgd_by_hand(model, loss, x, y, eps, steps):
+    """The best point of Auto-PGD on one input (1, ...) in an Linf ball, as the paper has it."""
+
+    def at(point):
+        leaf = point.clone().requires_grad_(True)
+        value = loss(model(leaf), y)
+        return torch.autograd.grad(value.sum(), leaf)[0], float(value.detach())
+
+    def project(point):
+        return torch.clamp(torch.clamp(point, x - eps, x + eps), 0, 1)
+
+    p, gap, marks = 0.22, 0.22, []
+    while p <= 1 + 1e-9:
+        marks.append(math.ceil(p * steps - 1e-9))
+        gap = max(gap - 0.03, 0.06)
+        p += gap
+    marks = sorted(set(marks))
+    size, halved, last, best_before, number = 2 * eps, True, 0, -math.inf, 0
+    points, gradients, values = [x], [], []
+    halvings = 0
+    before, now = x, x
+    for step in range(steps + 1):
+        gradient, value = at(now)
+        points.append(now)
+        gradients.append(gradient)
+        values.append(value)
+        best = max(range(len(values)), key=lambda i: (values[i], -i))
+        if step == steps:
+            break
+        if step in marks:
+            rises = sum(values[i + 1] > values[i] for i in range(last, step))
+            stuck = not halved and values[best] <= best_before
+            halved = rises <= 0.75 * (step - last) or stuck
+            if halved:
+                size, now, gradient, halvings = size / 2, points[1 + best], gradients[best], halvings + 1
+            best_before, last = values[best], step
+        z = project(now + size * gradient.sign())
+        if step > 0:
+            z = project(now + 0.75 * (z - now) + 0.25 * (now - before))
+        before, now, number = now, z, number + 1
+    return points[1 + best], halvings
+
+
+@pytest.mark.parametrize("loss", ["ce", "dlr", "margin"])
+def test_auto_pgd_takes_the_steps_of_the_paper(loss):
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4)).double().eval()
+    with torch.no_grad():
+        model[0].weight *= 6  # curved: the step size has to be halved
+    x = torch.rand(10, 6, dtype=torch.float64)
+    y = model(x).argmax(1)
+    found = hf.attack(model, x, y, hf.Linf(0.2), "eot-apgd", steps=25, samples=2, votes=1, loss=loss)
+    function = {"ce": cross_entropy, "dlr": dlr, "margin": margin}[loss]
+    rows = [auto_pgd_by_hand(model, function, x[i : i + 1], y[i : i + 1], 0.2, 25) for i in range(10)]
+    assert torch.allclose(found.x_adv, torch.cat([point for point, _ in rows]), atol=1e-9)
+    assert max(halvings for _, halvings in rows) >= 3

@@ -158,3 +158,28 @@ def test_bad_input_is_refused():
         bessel_ratio(1.0, 1)
     assert bessel_ratio(0.0, 5) == 0
     assert cosines(orthogonal(2, 2)).tolist() == [[1, 0], [0, 1]]
+
+
+def test_directions_that_agree_or_cancel_have_finite_measures_and_gradients():
+    for v in (orthogonal(2, 784)[[0, 0]], torch.cat([orthogonal(1, 784), -orthogonal(1, 784)])):
+        v = v.clone().requires_grad_(True)
+        for measure in (mean_resultant_length, r_kappa, lambda v: r_kappa(v, "thesis")):
+            value = measure(v)
+            (gradient,) = torch.autograd.grad(value, v)
+            assert bool(value.isfinite())
+            assert bool(gradient.isfinite().all())
+    rho = torch.tensor([1e-3, 0.999], dtype=torch.float64)  # far beyond those of samples: still the formula itself
+    assert kappa_from(rho, 784).tolist() == pytest.approx([r * (784 - r**2) / (1 - r**2) for r in rho.tolist()])
+
+
+def test_opposite_directions_have_the_least_cosine_and_the_jitter_leaves_orthogonal_ones_alone():
+    v = orthogonal(1, 5)
+    assert float(r_max(torch.cat([v, -v]))) == -1
+    assert float(r_dpp(orthogonal(3, 5), jitter=0.1)) == pytest.approx(0, abs=1e-12)
+    pair = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+    assert float(r_dpp(pair, jitter=0.1)) == pytest.approx(-math.log(1 - (0.6 / 1.1) ** 2))
+
+
+@pytest.mark.parametrize("p", [2, 3, 10, 784])
+def test_the_normaliser_is_continuous_at_zero(p):
+    assert log_normaliser(0.0, p) == pytest.approx(log_normaliser(1e-6, p), abs=1e-6)

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from holdfast.attacks.core.chance import seeded
 from holdfast.attacks.core.gradients import frozen
-from holdfast.checks import check_labels, check_logits, check_model
+from holdfast.checks import check_inputs, check_labels, check_logits, check_model
 from holdfast.errors import InputError
 from holdfast.utils.directions import (
     Formula,
@@ -46,6 +46,7 @@ def draw_gradients(
     if draws < 2 or chunk < 1:
         raise InputError(f"give at least 2 draws and chunk >= 1, got {draws} and {chunk}")
     check_model(model)
+    check_inputs(x, -torch.inf, torch.inf)
     with seeded(seed, x.device):
         check_labels(y, len(x), check_logits(model, x[:1]).shape[1])
         parts = [_gradients(model, *part, draws) for part in zip(x.split(chunk), y.split(chunk), strict=True)]
@@ -121,6 +122,8 @@ def concentration(
         >>> bool((found.resultant <= 1).all())
         True
     """
+    if chunk < 1:
+        raise InputError(f"chunk must be at least 1, got {chunk}")
     parts = [
         measure(draw_gradients(model, part, labels, draws=draws, seed=seed), formula=formula)
         for part, labels in zip(x.split(chunk), y.split(chunk), strict=True)

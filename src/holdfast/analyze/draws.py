@@ -82,6 +82,8 @@ def accuracy_by_draws(
     """
     threat = read_threat(threat)
     check_task(model, x, y, threat)
+    if not samples or min(samples) < 1:
+        raise InputError(f"give numbers of draws, each at least 1, got {list(samples)}")
     before = cross_entropy(mean_prediction(model, x, DRAWS, seed), y)
     right = mean_prediction(model, x, DRAWS, seed).argmax(1) == y
     accuracy, rises = [], []
@@ -113,6 +115,8 @@ def accuracy_by_queries(
     """
     threat = read_threat(threat)
     check_task(model, x, y, threat)
+    if not queries or samples < 1:
+        raise InputError(f"give at least one budget of queries and samples >= 1, got {list(queries)} and {samples}")
     right = mean_prediction(model, x, DRAWS, seed).argmax(1) == y
     curves = {}
     for name, attack in (("eot-square", eot_square), ("eot-nes", eot_nes)):

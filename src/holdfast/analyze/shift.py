@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.chance import is_stochastic, mean_prediction
 from holdfast.checks import check_labels
 from holdfast.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from holdfast.errors import InputError, did_you_mean
+from holdfast.models.random import DRAWS
 from holdfast.utils.intervals import clopper_pearson
 
 
@@ -63,7 +65,8 @@ def shifted_accuracy(
 ) -> Shift:
     """Count the correct predictions of `model` on images x (B, C, H, W) and on all corruptions of them.
 
-    The model should be in eval mode; inputs go to its device batch by batch.
+    The model should be in eval mode; inputs go to its device batch by batch. A model that draws random numbers answers
+    with its mean softmax over 20 draws.
     """
     for name in corruptions:
         if name not in CORRUPTIONS:
@@ -71,6 +74,7 @@ def shifted_accuracy(
     if not corruptions or not severities or len(x) == 0:
         raise InputError("shifted data need at least one input, one corruption and one severity")
     place = next(model.parameters(), x)
+    by_chance = is_stochastic(model, x[:2].to(place))
 
     @torch.no_grad()
     def correct(name: str | None = None, severity: int = 1) -> int:
@@ -78,7 +82,8 @@ def shifted_accuracy(
         for i in range(0, len(x), batch_size):
             part = x[i : i + batch_size]
             part = part if name is None else corrupt(part, name, severity, seed=seed, first=i)
-            logits = model(part.to(place))
+            part = part.to(place)
+            logits = mean_prediction(model, part, DRAWS, seed) if by_chance else model(part)
             check_labels(y[i : i + batch_size], len(part), logits.shape[1])
             total += int((logits.argmax(1).cpu() == y[i : i + batch_size].cpu()).sum())
         return total

@@ -35,7 +35,8 @@ def _ascend(
     """
     wide = (-1, *[1] * (x.ndim - 1))
     x_adv = x_old = best_x = x_start
-    best, best_before, previous = (torch.full_like(x.flatten(1)[:, 0], -torch.inf) for _ in range(3))
+    best, best_before = (torch.full_like(x.flatten(1)[:, 0], -torch.inf) for _ in range(2))
+    previous = torch.full_like(best, torch.inf)  # so that the first loss is no rise
     best_gradient, rises = torch.zeros_like(x), torch.zeros_like(y)
     size, halved = torch.full_like(best, 2 * threat.budget), torch.ones_like(y, dtype=torch.bool)
     checks, last = checkpoints(steps), 0

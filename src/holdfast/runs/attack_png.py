@@ -8,6 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.chance import is_stochastic, mean_prediction
+from holdfast.audits.case import DRAWS
 from holdfast.audits.inputs import to_model
 from holdfast.runs.attack_files import Found
 from holdfast.threats import Threat
@@ -48,6 +50,8 @@ def save_pngs(
 ) -> Pictures:
     """Write the examples as `folder`/INDEX.png, and count them. An input that is misclassified unchanged is none.
 
+    A model that draws random numbers judges them by the mean softmax over 100 draws.
+
     The inputs (N, C, H, W) have C = 1 or 3. Without a threat, the set to lie in, the range is 0 to 1.
     """
     low, high = (0.0, 1.0) if threat is None else (threat.low, threat.high)
@@ -58,7 +62,9 @@ def save_pngs(
         pictures = eight_bit(found.x_adv[rows], low, high)
         part, labels = to_model(model, x[rows], y[rows])
         shown = torch.from_numpy(pictures).to(part)
-        fooled = model(shown).argmax(1) != labels
+        by_chance = is_stochastic(model, part)
+        logits = mean_prediction(model, shown, DRAWS) if by_chance else model(shown)
+        fooled = logits.argmax(1) != labels
         inside = torch.ones_like(fooled) if threat is None else contains_rounded(threat, shown, part)
         right_again += int((~fooled).sum())
         outside += int((fooled & ~inside).sum())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.attacks import nearest
+from holdfast.attacks.core.chance import is_stochastic, mean_prediction
 from holdfast.attacks.core.minimum_norm import BALLS, check_norm, norm_of
 from holdfast.certificates import certify, radius
 from holdfast.checks import check_inputs, check_logits
@@ -29,7 +30,7 @@ def try_input(subject: Subject, x: Tensor, *, norm: str = "linf", label: int | N
     """What the page shows of one input, as values for JSON; pictures are `data:` addresses.
 
     A part that the model does not allow, such as a proof through a layer that no certificate has a rule for, has an
-    "error" that says why; the others stand.
+    "error" that says why; the others stand. A random model answers with the mean softmax of 20 draws.
 
     Args:
         subject: the model and its data.
@@ -43,6 +44,8 @@ def try_input(subject: Subject, x: Tensor, *, norm: str = "linf", label: int | N
     batch = x[None] if place is None else x[None].to(place)
     check_inputs(batch)
     logits = check_logits(subject.model, batch)[0]
+    if is_stochastic(subject.model, batch):
+        logits = mean_prediction(subject.model, batch)[0]
     y = logits.argmax()[None]
     found = _part(lambda: _nearest(subject, batch, y, norm))
     x_adv: Tensor | None = found.pop("x_adv", None)

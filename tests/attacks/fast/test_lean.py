@@ -255,3 +255,99 @@ def test_a_model_without_gradients_keeps_its_form():
     model, x = Silent().eval(), torch.rand(8, 300)
     logits = model(x)
     assert not isinstance(getattr(lean(model, x, logits, precision="full"), "full", model), torch.fx.GraphModule)
+
+
+class Dense(nn.Module):
+    """A network whose own code meets values in bfloat16: what it does to them is for subclasses."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(12, 20), nn.Linear(20, 3)
+
+    def forward(self, x):
+        return self.b(self.inside(self.a(x.flatten(1))))
+
+    def inside(self, z):
+        return z
+
+
+class Picky(Dense):
+    def inside(self, z):
+        assert z.dtype == torch.float32
+        return z
+
+
+class _OneWay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z):
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        if g.dtype == torch.bfloat16:
+            raise KeyError("no kernel")
+        return g
+
+
+class NoWayBack(Dense):
+    def inside(self, z):
+        return _OneWay.apply(z if bool(z.detach().isfinite().all()) else z.zero_())  # a trace would lose the function
+
+
+class Turned(Dense):
+    """The same values in both precisions, with gradients of the other sign in bfloat16."""
+
+    def inside(self, z):
+        return z if z.dtype == torch.float32 else 2 * z.detach() - z
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Picky, "does not run in bfloat16"),
+        (NoWayBack, "cosine -1.00"),
+        (Turned, "gradients in bfloat16 point elsewhere"),
+    ],
+)
+def test_code_of_the_model_that_bfloat16_breaks_never_weakens_the_attack(kind, reason, monkeypatch):
+    monkeypatch.setattr(lean_file, "LARGE", 0)
+    monkeypatch.setattr(lean_file, "_ratio", lambda *_: 0.5)
+    model, x = kind().eval(), torch.rand(16, 12)
+    y = model(x).argmax(1)
+    found = hf.attack(model, x, y, hf.Linf(0.05), "pgd", steps=4)
+    full = hf.attack(model, x, y, hf.Linf(0.05), "pgd", steps=4, precision="full")
+    assert found.precision.startswith("full: ")
+    assert reason in found.precision
+    assert torch.equal(found.x_adv, full.x_adv)
+    with pytest.raises(UnsupportedError, match=reason):
+        hf.attack(model, x, y, hf.Linf(0.05), "pgd", steps=4, precision="bfloat16")
+
+
+def test_a_large_model_without_gradients_is_attacked_without_them(monkeypatch):
+    class Silent(Dense):
+        def forward(self, x):
+            with torch.no_grad():
+                return super().forward(x)
+
+    monkeypatch.setattr(lean_file, "LARGE", 0)
+    model, x = Silent().eval(), torch.rand(8, 12)
+    y = model(x).argmax(1)
+    with pytest.raises(InputError, match="has no gradient with respect to its input"):
+        hf.attack(model, x, y, hf.Linf(0.1), "pgd", steps=2)
+    assert hf.attack(model, x, y, hf.Linf(0.1), "square", queries=20).precision == "full"
+
+
+def test_gradients_are_compared_once_for_each_copy(monkeypatch):
+    model, x, _, logits = make_task()
+    calls, gradient = [], lean_file._gradient
+    monkeypatch.setattr(lean_file, "_gradient", lambda *given: calls.append(1) or gradient(*given))
+    for _ in range(3):
+        assert lean(model, x, logits, precision="bfloat16").rough is not None
+    assert len(calls) == 2
+
+
+def test_margins_within_three_errors_of_the_boundary_are_close(monkeypatch):
+    model, x, _, logits = make_task()
+    monkeypatch.setattr(lean_file, "_error", lambda *_: 1e-4)
+    assert lean(model, x, logits, precision="bfloat16").tolerance == pytest.approx(3e-4)

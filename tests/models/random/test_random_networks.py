@@ -9,6 +9,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.attacks.core.chance import is_stochastic, mean_prediction
 from holdfast.attacks.core.nature import nature_of
+from holdfast.attacks.core.transfer import transfer_matrix
 from holdfast.audits.plan import make_plan
 from holdfast.models import RandomNetwork, adv_bnn, rse
 from holdfast.models.random import GaussianLayer, NoisyInput, draws_noise, gaussian_divergence
@@ -82,6 +83,13 @@ def test_noise_has_the_scale_that_was_asked_for_and_stays_on_in_eval_mode():
     drawn = gaussian.frozen(torch.Generator().manual_seed(0)).weight - gaussian.layer.weight
     assert float(drawn.detach().std()) == pytest.approx(0.02, rel=0.02)
     assert float((drawn / 0.02).detach().pow(4).mean()) == pytest.approx(3, rel=0.1)  # normal, not uniform
+    with torch.no_grad():  # the same in a pass of the network itself, and in a frozen draw of the activations
+        for p in gaussian.layer.parameters():
+            p.zero_()
+        moved = gaussian(torch.eye(300))
+        fixed = layer.frozen(torch.Generator().manual_seed(0))(torch.zeros(1, 100_000))
+    assert float(moved.std()) == pytest.approx(0.02 * 2**0.5, rel=0.02)  # a weight and a bias
+    assert float(fixed.std()) == pytest.approx(0.3, rel=0.02)
 
 
 @torch.no_grad()
@@ -114,6 +122,25 @@ def test_predictions_are_of_the_mean_softmax_and_leave_the_generator(x):
     assert torch.equal(found, mean_prediction(model, x, 20, 5).argmax(1))
     with pytest.raises(hf.InputError, match="at least one draw"):
         model.predict(x, draws=0)
+    with pytest.raises(hf.InputError, match="input 2 holds NaN"):
+        model.predict(x.clone().index_fill_(0, torch.tensor(2), torch.nan))
+    with pytest.raises(hf.InputError, match="training mode"):
+        model.train().predict(x)
+
+
+def test_the_mean_is_of_probabilities_not_of_logits():
+    shares = torch.tensor([[0.9, 0.1], [0.001, 0.999], [0.7, 0.3]])  # means 0.53 and 0.47
+
+    class Scripted(NoisyInput):
+        """Its draws are given."""
+
+        def forward(self, x):
+            self.number = (getattr(self, "number", -1) + 1) % 3
+            return shares[self.number].log().expand(len(x), 2)
+
+    scripted = RandomNetwork(Scripted(nn.Identity(), 1.0)).eval()
+    assert scripted.predict(torch.rand(2, 3), draws=3).tolist() == [0, 0]
+    assert int(shares.log().mean(0).argmax()) == 1
 
 
 def test_spread_of_the_accuracy_shrinks_with_the_ensemble(x):
@@ -192,3 +219,32 @@ def test_the_audit_plans_attacks_over_draws_and_no_proof(x):
     assert {step.method for step in steps} >= {"eot-fgsm", "eot-pgd"}
     with pytest.raises(hf.UnsupportedError, match=r"model\.sample\(\)"):
         make_plan("quick", nature=nature, certify="ibp")
+
+
+@pytest.mark.parametrize("wrap", [adv_bnn, rse])
+def test_a_model_that_takes_the_weights_of_its_layers_gets_told(wrap):
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.top = nn.Linear(30, 2)
+
+        def forward(self, x):
+            return nn.functional.linear(x.flatten(1), self.top.weight)
+
+    changed = wrap(Reader()).eval()
+    with pytest.raises(AttributeError, match="reads 'weight' of a layer that is now inside"):
+        changed(torch.rand(2, 1, 6, 5))
+    with pytest.raises(AttributeError, match="has no attribute 'height'"):
+        _ = changed.network.top.height
+    assert not hasattr(changed.network.top, "weight")
+
+
+def test_random_networks_have_no_nearest_point_and_no_row_in_a_transfer_matrix(x):
+    model = make("rse")
+    y = model.predict(x)
+    with pytest.raises(hf.InputError, match=r"draws random numbers.*no nearest point"):
+        hf.nearest(model, x, y, "linf")
+    one = model.sample(0)
+    with pytest.raises(hf.InputError, match=r"model 1 draws random numbers.*model\.sample"):
+        transfer_matrix([one, model], x, y, hf.Linf(0.1))
+    assert transfer_matrix([one, one], x, y, hf.Linf(0.1)).shape == (2, 2)

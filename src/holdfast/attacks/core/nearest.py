@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.batches import concatenate, noise_for
+from holdfast.attacks.core.chance import watched
 from holdfast.attacks.core.losses import likely_targets
 from holdfast.attacks.core.minimum_norm import (
     BALLS,
@@ -134,7 +135,12 @@ def nearest(
     options = check_options(nearest_options(method), options, f"method '{method}'")
     if chunk < 1:
         raise InputError(f"chunk must be at least 1, got {chunk}")
-    check_task(model, x, y, BALLS[check_norm(norm)](0.0, low=low, high=high))
+    ball = BALLS[check_norm(norm)](0.0, low=low, high=high)
+    if watched(model, x, seed, lambda: check_task(model, x, y, ball))[1]:
+        raise InputError(
+            "the model draws random numbers: it has no fixed boundary, and no nearest point beyond it. hf.attack with "
+            "'cascade' or 'eot-pgd' averages over draws within a budget; model.sample() is one draw of a RandomNetwork"
+        )
     noise, x = noise_for(x, seed, index), x.detach()
     parts = []
     for start in range(0, len(x), chunk):

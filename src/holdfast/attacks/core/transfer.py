@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.attacks.core.ascent import perturb
+from holdfast.attacks.core.chance import watched
 from holdfast.checks import check_task
 from holdfast.errors import InputError, did_you_mean
 from holdfast.random import Noise
@@ -53,8 +55,12 @@ def transfer_matrix(
     """
     if len(models) == 0:
         raise InputError("a transfer matrix needs at least one model, got none")
-    for model in models:
-        check_task(model, x, y, threat)
+    for number, model in enumerate(models):
+        if watched(model, x, seed, partial(check_task, model, x, y, threat))[1]:
+            raise InputError(
+                f"model {number} draws random numbers; give frozen draws of it, such as model.sample(0) and "
+                "model.sample(1)"
+            )
     sources = [_craft(model, x, y, threat, method, seed, chunk, options) for model in models]
     return torch.stack([torch.stack([_accuracy(model, x_adv, y, chunk) for model in models]) for x_adv in sources])
 

@@ -28,8 +28,12 @@ GAIN = 0.85
 """Largest share of the time in full precision at which bfloat16 is taken."""
 APART = 0.1
 """Largest error of a logit in bfloat16, as a share of the spread of the logits."""
+ALIGNED = 0.8
+"""Least mean cosine of the gradients in bfloat16 with those in full precision: below it, they make a weaker attack."""
 
 _TIMED: WeakKeyDictionary[nn.Module, dict[Any, float]] = WeakKeyDictionary()
+_COSINES: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
+"""Mean cosine of the gradients, by the network in bfloat16."""
 _LAST: list[tuple[ref[nn.Module], nn.Module, nn.Module]] = []
 """The model attacked last and its two copies; they serve again while they give the model's logits."""
 
@@ -85,7 +89,8 @@ def lean(model: nn.Module, x: Tensor, logits: Tensor, *, precision: str = "auto"
 
     Args:
         x: inputs, shape (B, ...).  logits: what the model says of them, (B, K).
-        precision: "full"; "bfloat16"; or "auto": bfloat16 if it agrees with the model and a short timing favours it.
+        precision: "full"; "bfloat16" if logits and gradients agree with the model's; or "auto": bfloat16 if, besides, a
+            short timing favours it.
     """
     if is_plain(model) or is_reference() or x.dtype != torch.float32:
         return model
@@ -95,12 +100,18 @@ def lean(model: nn.Module, x: Tensor, logits: Tensor, *, precision: str = "auto"
     full, half = _copies(model, x, logits)
     if precision == "full":
         return model if full is model else Lean(full)
+    if full is model and not _has_gradient(model, x[:1]):
+        return model  # the attack says so
     if not has_bfloat16(x.device):
         return Lean(full, reason=f"no kernels for bfloat16 on this {x.device.type}")
     error = _error(half, x, logits)
+    if error == float("inf"):
+        return Lean(full, reason="the network does not run in bfloat16")
     spread = float((logits.amax(1) - logits.amin(1)).mean())
     if not error <= APART * spread:
         return Lean(full, reason=f"the logits in bfloat16 are off by {error:.2g}, more than {APART:g} of their spread")
+    if not (cosine := _cosine(full, half, x, logits)) >= ALIGNED:
+        return Lean(full, reason=f"the gradients in bfloat16 point elsewhere, cosine {cosine:.2f}")
     if precision == "auto" and (ratio := _ratio(model, full, half, x)) > GAIN:
         return Lean(full, reason=f"bfloat16 takes {ratio:.2f} of the time here")
     return Lean(full, half, 3 * error)
@@ -186,9 +197,32 @@ def _error(half: nn.Module, x: Tensor, logits: Tensor) -> float:
     """Largest difference of a logit; infinite if the network does not run in bfloat16."""
     try:
         found = half(x)
-    except (RuntimeError, TypeError, ValueError):
+    except Exception:  # whatever the model's own code raises on values in bfloat16: the full network is there
         return float("inf")
     return float((found - logits).abs().max()) if found.shape == logits.shape else float("inf")
+
+
+def _cosine(full: nn.Module, half: nn.Module, x: Tensor, logits: Tensor) -> float:
+    """Mean cosine of the margin's gradients in both precisions; -1 if bfloat16 fails, 1 if all gradients are zero."""
+    if half not in _COSINES:
+        y = logits.argmax(1)
+        expected = _gradient(full, x, y)
+        try:
+            found = _gradient(half, x, y)
+        except Exception:  # the backward pass is the model's own code, too
+            return -1.0
+        alive = (expected != 0).any(1)
+        # Vanishing or infinite gradients in bfloat16 lead nowhere.
+        cosines = torch.cosine_similarity(found[alive], expected[alive]).nan_to_num(0.0)
+        _COSINES[half] = float(cosines.mean()) if bool(alive.any()) else 1.0
+    return _COSINES[half]
+
+
+@torch.enable_grad()
+def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Gradients of the margin, (B, P)."""
+    point = x.detach().clone().requires_grad_(True)
+    return torch.autograd.grad(margin(model(point), y).sum(), point)[0].flatten(1)
 
 
 def _ratio(model: nn.Module, full: nn.Module, half: nn.Module, x: Tensor) -> float:

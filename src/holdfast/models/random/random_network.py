@@ -3,11 +3,12 @@
 import copy
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from holdfast.checks import modules_in
+from holdfast.checks import check_inputs, check_logits, check_model, modules_in
 from holdfast.errors import InputError, UnsupportedError
 
 DRAWS = 20
@@ -18,6 +19,18 @@ class RandomLayer(nn.Module):
     """A layer around another one that draws random numbers at each pass, in training and in eval mode alike."""
 
     layer: nn.Module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = self._modules.get("layer") if name != "_modules" else None
+            if inner is not None and name in inner._parameters:
+                raise AttributeError(
+                    f"the model reads '{name}' of a layer that is now inside a {type(self).__name__}, which draws at "
+                    "each pass; only layers that a model calls can be made random, not weights that it takes from them"
+                ) from None
+            raise
 
     @property
     def noisy(self) -> bool:
@@ -75,10 +88,12 @@ class RandomNetwork(nn.Module):
         """Class of largest mean softmax over `draws` passes, (B,); torch's generators are left as they were."""
         if draws < 1:
             raise InputError(f"a prediction needs at least one draw, got {draws}")
+        check_model(self)
+        check_inputs(x, -math.inf, math.inf)
         devices = [x.device] if x.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed % 2**63)
-            log_p = torch.stack([self(x).log_softmax(1) for _ in range(draws)])
+            log_p = torch.stack([check_logits(self, x).log_softmax(1) for _ in range(draws)])
         return (log_p.logsumexp(0) - math.log(draws)).argmax(1)
 
 
