@@ -303,6 +303,10 @@ def judge(record: dict[str, Any]) -> Iterator[Judgement]:
         yield from compare(f"subnet-against-hydra{end}", (part, binary), (part, "HYDRA, gamma 0.1"))
         same = (part, "AT, dense, same number of weights")
         yield from compare(f"subnet-against-small-dense{end}", (part, binary), same)
+        yield from compare(f"subnet-against-dense{end}", (part, binary), (part, "AT, dense"))
+        yield from compare(f"subnet-against-binary-connect{end}", (part, binary), (part, "BinaryConnect, dense"))
+        yield from compare(f"subnet-adaptive-rates{end}", (part, binary), (part, "binary sub-network, gamma 1"))
+        yield from compare(f"subnet-norm-helps-rst{end}", (part, "RST, gamma 1"), (part, "RST, gamma 1, no LBN"))
 
 
 def _ranges(high: list[float], low: list[float]) -> str:

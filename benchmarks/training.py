@@ -475,7 +475,8 @@ def main() -> None:
 
 
 def judge(record: dict[str, Any]) -> Iterator[Judgement]:
-    """What the finished runs say of collapse, and of ATAS beside ATTA."""
+    """What the finished runs say of robust overfitting, of collapse, and of ATAS beside ATTA."""
+    yield from judge_overfitting(record.get("overfitting", {}))
     cells = record.get("fast", {})
     pairs = [(name, seed) for name in SETTINGS for seed in SETTINGS[name]["seeds"]]
     if not all(f"{name}, {method}, seed {seed}" in cells for name, seed in pairs for method in FAST):
@@ -489,6 +490,28 @@ def judge(record: dict[str, Any]) -> Iterator[Judgement]:
     yield "fast-atas-does-not-collapse", verdict_of([a > 0.4 for a in left("atas")]), text
     better = [a > b for a, b in zip(left("atas"), left("atta"), strict=True)]
     yield "fast-atas-better-than-atta", verdict_of(better), text
+
+
+def judge_overfitting(cells: dict[str, Cell]) -> Iterator[Judgement]:
+    """Does robust accuracy fall late, and what narrows the fall? Left open where a run hardly learned."""
+    if not all(f"{method}, seed {seed}" in cells for method in OVERFITTING for seed in SEEDS):
+        return
+
+    def of(method: str, key: str) -> list[float]:
+        return [cells[f"{method}, seed {seed}"][key] for seed in SEEDS]
+
+    def outcome(holds: list[bool], *methods: str) -> str:
+        learned = all(value >= LEARNED for method in methods for value in of(method, "train_robust"))
+        return verdict_of(holds) if learned else "not decided at this size"
+
+    plain = of("at", "gap")
+    shown = ", ".join(map(percent, plain))
+    yield "robust-overfitting", outcome([gap > 0.02 for gap in plain], "at"), f"falls by {shown}"
+    for method in ("trh", "awp", "swa"):
+        gaps = of(f"at + {method}", "gap")
+        less = [gap < without for gap, without in zip(gaps, plain, strict=True)]
+        text = f"falls by {', '.join(map(percent, gaps))}, {shown} without"
+        yield f"robust-overfitting-{method}", outcome(less, "at", f"at + {method}"), text
 
 
 def list_tasks(root: Path) -> dict[str, dict[str, Callable[[], Cell]]]:

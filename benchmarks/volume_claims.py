@@ -58,6 +58,11 @@ def judge(record: dict[str, Any]) -> Iterator[Judgement]:
         near = abs(cell["1 / N at hit 1"] / cell["true"] - 1) < 0.1
         text = f"mean {cell['1 / N at hit 1']:.2e} for a volume of {cell['true']:g}"
         yield "volume-reciprocal-of-guesses", "confirmed" if near else "refuted", text
+    poisoned = record.get("poison", {})
+    if len(poisoned) >= 3:
+        text = "; ".join(f"{key} samples {', '.join(map(str, cell['accuracy']))}" for key, cell in poisoned.items())
+        none_right = [value == 0 for cell in poisoned.values() for value in cell["accuracy"]]
+        yield "volume-poisoned-lenet", verdict_of(none_right), f"test accuracy with {text}"
     if "parameters" in record.get("counts", {}):
         cell = record["counts"]["parameters"]
         same = cell["found"] == list(COUNTS) and cell["ten_classes"] == cell["published_ten"]

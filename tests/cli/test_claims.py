@@ -44,6 +44,17 @@ def test_run_compares_with_the_record(holdfast, folder, verdict, expected):
     assert f"up-is-up: {verdict} now, confirmed as recorded" in out
 
 
+@pytest.mark.parametrize(
+    ("minutes", "said"), [("", "how long this takes was not recorded"), ("minutes = 2.5\n", "about 2.5 CPU minutes")]
+)
+def test_run_says_how_long_it_takes_and_that_it_goes_on(holdfast, folder, minutes, said):
+    (folder / "up.py").write_text("print('claim up-is-up: confirmed')")
+    (folder / "claims.toml").write_text(ENTRY + minutes)
+    out = holdfast("claims", "run", "up-is-up")[1]
+    assert said in out
+    assert "goes on where it was" in out
+
+
 def test_outside_of_a_repository_run_says_where_to_go(holdfast):
     code, _, err = holdfast("claims", "run", "two-moons-top-flattens")
     assert code == 2

@@ -8,7 +8,14 @@ from scipy import ndimage, stats
 from holdfast import InputError
 from holdfast.random import Noise
 from holdfast.training import load_recipe, train
-from holdfast.training.randaugment import OPERATIONS, inception_crop, mixing_weights, randaugment, random_brightness
+from holdfast.training.randaugment import (
+    OPERATIONS,
+    cutout,
+    inception_crop,
+    mixing_weights,
+    randaugment,
+    random_brightness,
+)
 
 NOISE = Noise(0, torch.arange(6))
 
@@ -57,6 +64,7 @@ def test_draws_belong_to_the_image():
         lambda x, noise: randaugment(x, noise, operations=2, magnitude=9.0),
         lambda x, noise: inception_crop(x, noise, least=0.08),
         lambda x, noise: random_brightness(x, noise, most=0.3),
+        lambda x, noise: cutout(x, noise, side=3),
     ):
         whole = change(x, NOISE)
         assert torch.allclose(whole[2:4], change(x[2:4], NOISE[2:4]), atol=1e-6)
@@ -74,6 +82,42 @@ def test_crops_and_brightness_do_nothing_at_their_ends():
     seen = crop[:, 0, 20, -2] - crop[:, 0, 20, 1]
     assert 0.3 < seen.min() < 0.6
     assert seen.max() > 0.8
+
+
+@pytest.mark.parametrize("side", [1, 3, 4])
+def test_cutout_is_one_square_with_its_centre_anywhere(side):
+    x = torch.zeros(4000, 2, 7, 9)
+    cut = cutout(x, Noise(0, torch.arange(4000)), side=side) == 0.5
+    assert torch.equal(cut[:, 0], cut[:, 1])
+    cut = cut[:, 0]
+    tall, wide = cut.any(2), cut.any(1)
+    assert torch.equal(cut, tall[:, :, None] & wide[:, None])
+    for along, length in ((tall, 7), (wide, 9)):
+        steps = along.int().diff(dim=1)
+        assert int((steps != 0).sum(1).max()) <= 2
+        assert int((steps == 1).sum(1).max()) <= 1  # without a hole
+        centres = torch.arange(length)  # the square reaches side // 2 back from its centre, side pixels in all
+        ends = (centres - side // 2 + side).clamp(max=length) - (centres - side // 2).clamp(min=0)
+        counts = along.sum(1).bincount(minlength=side + 1)
+        expected = ends.bincount(minlength=side + 1) / length * len(x)
+        assert torch.allclose(counts.float(), expected, atol=4 * 4000**0.5 / 2)
+
+
+def test_cutout_reaches_the_loss(toy_recipe, make_toy_model, toy_data, add_objective):
+    shares = []
+
+    def watch(model, x, y, context):
+        shares.append((x == 0.5).flatten(1).all(1).double().mean())
+        return model(x).sum() * 0, {}
+
+    add_objective("watch", watch)
+    plain = {**toy_recipe, "attack": None, "threat": None, "epochs": 1, "evaluate": {"attack_steps": 0}}
+    side = 2 * max(toy_data.train.x.shape[2:]) + 1  # covers the image from any centre
+    for cut in (0, side):
+        recipe = {**plain, "objective": {"name": "watch"}, "augment": {"cutout": cut}}
+        train(recipe, make_toy_model(), toy_data)
+        assert set(map(float, shares)) == {float(cut > 0)}
+        shares.clear()
 
 
 def test_weights_follow_the_beta_distribution():

@@ -60,10 +60,17 @@ def run(
     if root is None:
         raise InputError(f"claims are run in a copy of the repository: change to a folder that holds {FILE}")
     claim = find_claim(load_claims(), name)
-    if not small and claim.minutes:
-        typer.echo(f"this takes about {claim.minutes:g} CPU minutes; a run that is stopped goes on where it was")
+    if not small:
+        typer.echo(f"{_time(claim)}; a run that is stopped goes on where it was")
     found = run_claim(claim, root, small=small)
     same = found == claim.verdict
     typer.echo(f"{name}: {found} now, {claim.verdict} as recorded" + (f" on {claim.date}" if claim.date else ""))
     if not same:
         raise typer.Exit(1)
+
+
+def _time(claim: Claim) -> str:
+    """How long the command takes."""
+    return (
+        f"this takes about {claim.minutes:g} CPU minutes" if claim.minutes else "how long this takes was not recorded"
+    )

@@ -39,7 +39,7 @@ class Claim:
         verdict: what the run says of the claim; "not run" needs a `reason`.
         date: day of the run, as 2026-11-18.
         seeds: how many random seeds the result rests on; 0 for a deterministic check.
-        minutes: CPU minutes that the command takes.
+        minutes: CPU minutes that the command takes, as recorded, rounded up; 0 if they were not.
         small: a command of a few seconds that reaches the same verdict on a smaller case, where there is one.
         reason: why it was not run: hardware or data that cannot be had.
     """

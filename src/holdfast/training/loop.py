@@ -37,7 +37,7 @@ from holdfast.training.logs import (
 from holdfast.training.optimizer import gradient_norm, learning_rate, make_optimizer, set_learning_rate
 from holdfast.training.periods import pas
 from holdfast.training.prune.binary_connect import clip_real_weights
-from holdfast.training.randaugment import inception_crop, mixing_weights, randaugment, random_brightness
+from holdfast.training.randaugment import cutout, inception_crop, mixing_weights, randaugment, random_brightness
 from holdfast.training.recipe.reading import Source, load_recipe
 from holdfast.training.recipe.recipe import Recipe
 from holdfast.training.schedules import BUDGETS, with_budget
@@ -234,6 +234,8 @@ def augmented(task: Task, noise: Noise, step: int) -> tuple[Tensor, Transform]:
         x = random_brightness(x, drawn.fork(3), most=chosen.brightness)
     if chosen.randaugment > 0:
         x = randaugment(x, drawn.fork(4), operations=chosen.randaugment, magnitude=chosen.magnitude)
+    if chosen.cutout > 0:
+        x = cutout(x, drawn.fork(7), side=chosen.cutout)
     return x, transform
 
 

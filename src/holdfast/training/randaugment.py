@@ -134,6 +134,19 @@ def random_brightness(x: Tensor, noise: Noise, *, most: float) -> Tensor:
     return (x + shift[:, None, None, None]).clamp(0, 1)
 
 
+def cutout(x: Tensor, noise: Noise, *, side: int) -> Tensor:
+    """x (B, C, H, W) with a grey square of `side` pixels around a random pixel of each image; cut off at the edges.
+
+    DeVries and Taylor, "Improved regularization of convolutional neural networks with cutout", 2017, where the square
+    is the mean of the data.
+    """
+    top, left = (noise.fork(axis).integers(x.shape[2 + axis]) - side // 2 for axis in range(2))
+    rows, columns = torch.arange(x.shape[2], device=x.device), torch.arange(x.shape[3], device=x.device)
+    tall = (rows >= top[:, None]) & (rows < top[:, None] + side)
+    wide = (columns >= left[:, None]) & (columns < left[:, None] + side)
+    return torch.where(tall[:, None, :, None] & wide[:, None, None, :], 0.5, x)
+
+
 def mixing_weights(noise: Noise, *, alpha: float, probability: float) -> Tensor:
     """Weights (B,) in [1/2, 1], float64: of Beta(alpha, alpha), the larger of w and 1 - w; 1 where nothing is mixed."""
     u, coin = noise.fork(0).uniform((), torch.float64), noise.fork(1).uniform((), torch.float64)

@@ -49,6 +49,7 @@ class AugmentPart:
 
     `inception` crops rectangles of at least this share of the area to the size of the image (0: none; 0.08 in print);
     `brightness` adds up to so much to all pixels; `randaugment` is a number of operations at `magnitude` 0 to 10;
+    `cutout` makes a random square of this side grey (0: none);
     `mixup` is the parameter of the Beta distribution of the weights (0: none), used with `mixup_probability`.
     """
 
@@ -58,13 +59,14 @@ class AugmentPart:
     brightness: float = _key(UNIT, default=0.0)
     randaugment: int = _key(NOT_NEGATIVE, default=0)
     magnitude: float = _key(TEN, default=10.0)
+    cutout: int = _key(NOT_NEGATIVE, default=0)
     mixup: float = _key(NOT_NEGATIVE, default=0.0)
     mixup_probability: float = _key(UNIT, default=1.0)
 
     @property
     def images_only(self) -> bool:
         """Whether anything is asked that makes sense for images only."""
-        return bool(self.crop or self.flip or self.inception or self.brightness or self.randaugment)
+        return any((self.crop, self.flip, self.inception, self.brightness, self.randaugment, self.cutout))
 
 
 @dataclass(frozen=True, kw_only=True)
