@@ -15,6 +15,7 @@ from holdfast.bounding.core.rounding import unit
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import alpha
 from holdfast.certificates.complete.branch_and_bound import Effort
+from holdfast.certificates.complete.pieces import in_pieces
 from holdfast.certificates.complete.root import Network, begin, tighten_and_split
 from holdfast.certificates.core.exact_radius import decided_radius
 from holdfast.registry import Certificate
@@ -62,8 +63,8 @@ def beta_crown(
     """Certified if branch and bound proves that the smallest margin over the threat set is positive.
 
     Prefer it where CROWN and an attack leave an input open. CROWN and a short attack come first. ReLU and leaky ReLU
-    are split by their sign, S-shaped activations by their range, max pooling and MinMax as the ReLUs that they consist
-    of; max pooling with padding is bounded but not split, so that the search may end without a verdict. An input that
+    are split by their sign, S-shaped activations by their range, max pooling, MinMax and clippings as the ReLUs that
+    they consist of; max pooling with padding is bounded but not split, so that the search may end without a verdict. An input that
     is not decided in time is not certified; its margin is the best lower bound so far.
 
     Args:
@@ -85,7 +86,7 @@ def decide(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float = 60.0, width: int = 32
 ) -> Decision:
     """The verdict on each input, with counter-examples; arguments as for `beta_crown`."""
-    graph = trace(model, x, threat)
+    graph = in_pieces(trace(model, x, threat), maxima=False)
     double = doubled(graph)
     classes = torch.arange(double.nodes[-1].shape[0], device=x.device)[:, None]
     network = Network(graph, double, classes)

@@ -8,6 +8,7 @@ cuts as in Zhou et al., "Clip-and-verify", 2025.)
 """
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from holdfast.bounding.core.rounding import unit
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
 from holdfast.certificates.complete.contract import contract
+from holdfast.certificates.complete.pieces import in_pieces
 from holdfast.certificates.complete.problem import Answer, Conditions, Problem, is_late
 from holdfast.certificates.complete.smear import smear
 from holdfast.certificates.complete.sub_boxes import Bounded, bounded, cut
@@ -67,7 +69,7 @@ def input_split(
         threat: Linf or Box.
         time_limit: seconds for each input.
     """
-    graph = doubled(trace(copy.deepcopy(model).cpu(), x.cpu(), threat))
+    graph = doubled(in_pieces(trace(copy.deepcopy(model).cpu(), x.cpu(), threat), maxima=False))
     check_rules(graph)
     whole = region(threat, x, sound=True)
     parts = Region(whole.lower.double().cpu(), whole.upper.double().cpu(), x.double().cpu())
@@ -106,7 +108,8 @@ def _robust(model: nn.Module, graph: Graph, region: Region, label: int, x: Tenso
 @torch.no_grad()
 def split_inputs(problem: Problem, deadline: float) -> Answer:
     """Decide a problem over a box; "unknown" where the network is too large or has an operation without a rule."""
-    graph, conditions = problem.graph, problem.conditions
+    graph, conditions = in_pieces(problem.graph, maxima=False), problem.conditions
+    problem = replace(problem, graph=graph)
     lower, upper = problem.region.lower.flatten(1), problem.region.upper.flatten(1)
     each = values_of(graph, int((upper > lower).sum()))
     if each > VALUES or not covers(graph):

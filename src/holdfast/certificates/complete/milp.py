@@ -27,6 +27,7 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.relax import PIECEWISE
 from holdfast.certificates.complete.milp_bound import Relaxed, Scaled, relax, scale
 from holdfast.certificates.complete.milp_model import Floats, Indices, Skeleton, program, skeleton
+from holdfast.certificates.complete.pieces import in_pieces
 from holdfast.checks import check_precision, check_task
 from holdfast.errors import UnsupportedError, argument
 from holdfast.registry import Certificate, get
@@ -129,7 +130,7 @@ def _solve(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float, max_binaries: int, verdict: bool
 ) -> MilpResult:
     # In float64 from here on: bounds and coefficients hold the model's own weights, also those that it computes.
-    graph = doubled(trace(copy.deepcopy(model).cpu(), x.cpu(), threat))
+    graph = doubled(in_pieces(trace(copy.deepcopy(model).cpu(), x.cpu(), threat), maxima=False))
     check_layers(graph)
     inputs = region(threat, x, sound=True)
     box = Region(inputs.lower.double().cpu(), inputs.upper.double().cpu(), x.double().cpu())
@@ -312,7 +313,7 @@ def check_layers(graph: Graph) -> None:
         if isinstance(op, ops.Activation) and op.kind not in PIECEWISE:
             raise UnsupportedError(
                 f"layer '{node.name}': the exact method needs a piecewise linear network and has no encoding for the "
-                f"activation '{op.kind}'; it covers {', '.join(sorted(PIECEWISE))}, max pooling and MinMax. Use "
+                f"activation '{op.kind}'; it covers {', '.join(sorted(PIECEWISE))}, clippings, max pooling and MinMax. Use "
                 f"{argument('method', 'crown')} or {argument('method', 'ibp')}, which bound it."
             )
         known = ops.Input | ops.Affine | ops.Activation | ops.MaxPool | ops.MinMax | ops.Add | ops.Reshape | ops.Concat
