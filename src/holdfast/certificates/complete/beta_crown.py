@@ -64,8 +64,8 @@ def beta_crown(
 
     Prefer it where CROWN and an attack leave an input open. CROWN and a short attack come first. ReLU and leaky ReLU
     are split by their sign, S-shaped activations by their range, max pooling, MinMax and clippings as the ReLUs that
-    they consist of; max pooling with padding is bounded but not split, so that the search may end without a verdict. An input that
-    is not decided in time is not certified; its margin is the best lower bound so far.
+    they consist of; max pooling with padding is bounded but not split, so that the search may end without a verdict. An
+    input that is not decided in time is not certified; its margin is the best lower bound so far.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).

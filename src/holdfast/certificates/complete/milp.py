@@ -313,8 +313,8 @@ def check_layers(graph: Graph) -> None:
         if isinstance(op, ops.Activation) and op.kind not in PIECEWISE:
             raise UnsupportedError(
                 f"layer '{node.name}': the exact method needs a piecewise linear network and has no encoding for the "
-                f"activation '{op.kind}'; it covers {', '.join(sorted(PIECEWISE))}, clippings, max pooling and MinMax. Use "
-                f"{argument('method', 'crown')} or {argument('method', 'ibp')}, which bound it."
+                f"activation '{op.kind}'; it covers {', '.join(sorted(PIECEWISE))}, clippings, max pooling and MinMax. "
+                f"Use {argument('method', 'crown')} or {argument('method', 'ibp')}, which bound it."
             )
         known = ops.Input | ops.Affine | ops.Activation | ops.MaxPool | ops.MinMax | ops.Add | ops.Reshape | ops.Concat
         if not isinstance(op, known):

@@ -54,7 +54,7 @@ def _form(centre: Tensor, generators: Tensor, rest: Tensor) -> Form:
 
 
 def covers(graph: Graph) -> bool:
-    """True if the sweep has a rule for every operation of the graph."""
+    """True if the sweep, and CROWN, have a rule for every operation of the graph."""
     return not _strange(graph)
 
 
