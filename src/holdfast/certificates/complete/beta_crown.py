@@ -11,7 +11,7 @@ from holdfast.attacks.core.losses import get_loss
 from holdfast.attacks.pgd import pgd
 from holdfast.bounding.core.evaluation import doubled
 from holdfast.bounding.core.region import REGIONS, region
-from holdfast.bounding.core.rounding import unit
+from holdfast.bounding.core.rounding import below
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import alpha
 from holdfast.certificates.complete.branch_and_bound import Effort
@@ -74,8 +74,7 @@ def beta_crown(
         width: sub-problems of each class that are split at a time.
     """
     found = decide(model, x, y, threat, time_limit=time_limit, width=width)
-    # The conversion to the model's dtype may round up: move down by more than that first.
-    margin = (found.margin - 2 * unit(x.dtype) * found.margin.abs().nan_to_num(posinf=0.0)).to(x)
+    margin = below(found.margin, x.dtype).to(x)
     certified = torch.tensor([s == "certified" for s in found.status], device=x.device) & (margin > 0)
     by = tuple("" if status == "unknown" else "beta-crown" for status in found.status)
     return CertifyResult(certified, margin, by=by, x_adv=found.x_adv)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from holdfast.bounding import interval
 from holdfast.bounding.core.evaluation import doubled
 from holdfast.bounding.core.region import Region, region
-from holdfast.bounding.core.rounding import unit
+from holdfast.bounding.core.rounding import below, unit
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
 from holdfast.certificates.complete.contract import contract
@@ -81,8 +81,7 @@ def input_split(
         if answer.point is not None:
             x_adv[i] = answer.point.to(x)
     margin = torch.tensor(margins, dtype=torch.float64)
-    # The conversion to the model's dtype may round up: move down by more than that first.
-    margin = (margin - 2 * unit(x.dtype) * margin.abs().nan_to_num(posinf=0.0)).to(x)
+    margin = below(margin, x.dtype).to(x)
     decided = (margin > 0) | (x_adv != x).flatten(1).any(1)
     by = tuple("input-split" if known else "" for known in decided.tolist())
     return CertifyResult(margin > 0, margin, by=by, x_adv=x_adv)

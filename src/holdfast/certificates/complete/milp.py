@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.evaluation import doubled, evaluation_error
 from holdfast.bounding.core.region import Region, region
-from holdfast.bounding.core.rounding import unit
+from holdfast.bounding.core.rounding import below
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
@@ -93,9 +93,7 @@ def milp(
         max_binaries: an input that needs more zero-one variables is left undecided.
     """
     found = _solve(model, x, y, threat, time_limit=time_limit, max_binaries=max_binaries, verdict=True)
-    margin = found.margin - found.slack
-    # The conversion to the model's dtype may round up: move down by more than that first.
-    margin = (margin - 2 * unit(x.dtype) * margin.abs().nan_to_num(posinf=0.0)).to(x)
+    margin = below(found.margin - found.slack, x.dtype).to(x)
     margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     certified = torch.tensor([s == "certified" for s in found.status], device=x.device) & (margin > 0)
     by = tuple("" if status == "unknown" else "milp" for status in found.status)
