@@ -140,5 +140,7 @@ def test_version_2_reads_like_version_1():
     assert [p.rows.tolist() for p in asked.cases[0].unsafe] == [[[1.0, -1.0]], [[0.0, -2.0]]]
     with pytest.raises(UnsupportedError, match="is strict"):
         parse_property(text + "(assert (< Y[0,0] 0.0))")
-    with pytest.raises(InputError, match="prop: "):
+    with pytest.raises(InputError, match=r"^prop, line 4: Undeclared variable 'Z'$"):
         parse_property(text + "(assert (<= Z[0,0] 0.0))", "prop")
+    with pytest.raises(InputError, match=r"^prop: Parse error: .* line 4, column 23"):
+        parse_property(text + "(assert (<= Y[0,0] ))", "prop")

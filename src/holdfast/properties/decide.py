@@ -87,7 +87,8 @@ def verify(
     """
     start = clock.now()
     given = {"timeout": timeout, "seed": seed}
-    check_options({name: option for name, option in options_of(verify).items() if name in given}, given, "verify")
+    known = options_of(verify)
+    check_options({name: known[name] for name in given}, given, "call of verify")
     asked = prop if isinstance(prop, Property) else load_property(prop)
     subject = subject_of(model, asked, input_shape)
     notes = [

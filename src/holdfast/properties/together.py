@@ -12,7 +12,7 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.coefficients import Coefficients
 from holdfast.bounding.linear.relax import Slopes
 from holdfast.certificates.complete.problem import Answer
-from holdfast.certificates.complete.split_neurons import covers
+from holdfast.certificates.complete.zonotope import covers
 from holdfast.errors import OutOfTime, UnsupportedError
 from holdfast.properties.asked import Subject, conditions_of
 from holdfast.properties.property import Case

@@ -1,5 +1,6 @@
 """VNN-LIB 2.0, parsed and type-checked by the package `vnnlib` of its authors."""
 
+import json
 import math
 from typing import Any
 
@@ -25,7 +26,7 @@ def read_version_2(text: str, name: str) -> Property:
     try:
         query = vnnlib.parse_query_string(text)
     except Exception as error:  # syntax, types and encodings each have an error of their own
-        raise InputError(f"{name}: {error}") from error
+        raise InputError(f"{name}{_told(str(error))}") from error
     if len(query.networks) != 1:
         raise UnsupportedError(f"{name} speaks of {len(query.networks)} networks; one can be verified at a time")
     network = query.networks[0]
@@ -40,6 +41,15 @@ def read_version_2(text: str, name: str) -> Property:
     formulas = [reader.formula(assertion.expr) for assertion in query.assertions]
     sizes = {kind: math.prod(shape) for kind, shape in shapes.items()}
     return to_property(formulas, Ends(), sizes["X"], sizes["Y"], name)
+
+
+def _told(report: str) -> str:
+    """What the package reports, in a line: errors of types come as JSON, with a line number and a symbol each."""
+    try:
+        first = json.loads(report)["errors"][0]
+        return f", line {first['line']}: {first['message']} '{first['offendingSymbol']}'"
+    except (ValueError, LookupError, TypeError):
+        return f": {report}"
 
 
 class _Reader:

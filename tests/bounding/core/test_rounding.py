@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from holdfast.bounding.core.rounding import gamma, norm_above, unit
+from holdfast.bounding.core.rounding import below, gamma, norm_above, unit
 
 
 @pytest.mark.parametrize("count", [10, 100, 5000])
@@ -39,3 +39,12 @@ def test_the_norm_of_zeros_is_zero():
     v = torch.zeros(3, 5)
     v[1, 2] = 1e-40
     assert (norm_above(v) > 0).tolist() == [False, True, False]
+
+
+def test_a_bound_that_is_converted_never_rises_and_infinite_ones_stay():
+    bounds = torch.cat([torch.randn(200, dtype=torch.float64), torch.tensor([torch.inf, -torch.inf, 0.0]).double()])
+    found = below(bounds, torch.float32)
+    assert found.dtype == torch.float32
+    assert bool((found.double() <= bounds).all())
+    assert found[-3:].tolist() == [torch.inf, -torch.inf, 0.0]
+    assert torch.allclose(found[:200].double(), bounds[:200], rtol=1e-6)

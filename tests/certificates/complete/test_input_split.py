@@ -17,6 +17,7 @@ from holdfast.certificates.complete.smear import smear
 from holdfast.certificates.complete.sub_boxes import bounded, cut
 from holdfast.certificates.complete.zonotope import sweep
 from holdfast.errors import UnsupportedError
+from holdfast.models.layers import MinMax
 
 
 class Branches(nn.Module):
@@ -37,6 +38,10 @@ def networks():
     yield nn.Sequential(nn.Linear(3, 6), nn.Sigmoid(), nn.Linear(6, 2))
     yield Branches()
     yield nn.Sequential(nn.Unflatten(1, (1, 1, 3)), nn.Conv2d(1, 4, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
+    yield nn.Sequential(nn.Linear(3, 8), MinMax(), nn.Linear(8, 4), MinMax(), nn.Linear(4, 2))
+    maps = [nn.Linear(3, 12), nn.Unflatten(1, (1, 3, 4))]
+    yield nn.Sequential(*maps, nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(6, 2))
+    yield nn.Sequential(*maps, nn.MaxPool2d(3, 2, padding=1, ceil_mode=True), nn.Flatten(), nn.Linear(6, 2))
 
 
 NETWORKS = [model.eval() for model in networks()]
@@ -103,6 +108,25 @@ def test_the_smear_bounds_the_gradient(model):
         x = (lower + (upper - lower) * share).requires_grad_(True)
         (gradient,) = torch.autograd.grad((model(x) * rows).sum(), x)
         assert bool((gradient.abs() <= most + 1e-9).all())
+
+
+@pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1), MinMax()], ids=repr)
+def test_maxima_are_decided(layer):
+    torch.manual_seed(1)
+    values = 64 if isinstance(layer, MinMax) else 16
+    body = [nn.Conv2d(2, 4, 3, padding=1), layer, nn.Flatten(), nn.Linear(values, 3)]
+    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Unflatten(1, (2, 4, 4)), *body).eval()
+    for number in (0, 3):
+        model[number].weight.data.mul_(2)
+    x = torch.rand(8, 2)
+    model[-1].bias.data -= model(x).detach().mean(0)  # every class occurs
+    y = model(x).argmax(1)
+    steps = torch.linspace(-0.2, 0.2, 81)
+    grid = (x[:, None] + torch.cartesian_prod(steps, steps)).clamp(0, 1)
+    held = torch.stack([(model(some).argmax(1) == label).all() for some, label in zip(grid, y, strict=True)])
+    found = hf.certify(model, x, y, hf.Linf(0.2), "input-split")
+    assert torch.equal(found.certified, held)
+    assert 0 < int(held.sum()) < 8
 
 
 def test_rounding_in_float32_is_covered_where_it_is_large():

@@ -54,3 +54,20 @@ def test_verdicts_are_the_exact_ones(name, seed):
     assert ours.status == truth.status
     assert bool((ours.margin <= truth.margin + 1e-6).all())
     assert int(ours.parts.sum()) > 0 or name == "minmax"
+
+
+@pytest.mark.parametrize("method", ["beta-crown", "input-split", "milp", "auto"])
+def test_clippings_are_decided_as_a_fine_grid_says(method):
+    torch.manual_seed(0)
+    layers = [nn.Linear(2, 12), nn.Hardtanh(-0.5, 0.25), nn.Linear(12, 12), nn.ReLU6(), nn.Linear(12, 3)]
+    model = nn.Sequential(*layers).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+    x = torch.rand(12, 2)
+    model[-1].bias.data -= model(x).detach().mean(0)  # every class occurs
+    y, steps = model(x).argmax(1), torch.linspace(-0.2, 0.2, 81)
+    grid = (x[:, None] + torch.cartesian_prod(steps, steps)).clamp(0, 1)
+    held = torch.stack([(model(some).argmax(1) == label).all() for some, label in zip(grid, y, strict=True)])
+    found = hf.certify(model, x, y, hf.Linf(0.2), method)
+    assert torch.equal(found.certified, held)
+    assert 0 < int(held.sum()) < 12

@@ -47,5 +47,5 @@ def norm_above(v: Tensor) -> Tensor:
 
 def below(bounds: Tensor, dtype: torch.dtype) -> Tensor:
     """Lower bounds in float64 in another precision: none is larger, but for underflow, and none becomes positive."""
-    lower: Tensor = (bounds - 2 * unit(dtype) * bounds.abs()).to(dtype)
+    lower: Tensor = (bounds - 2 * unit(dtype) * bounds.abs().nan_to_num(posinf=0.0)).to(dtype)
     return lower

@@ -1,5 +1,6 @@
 """One step of a backward pass, from the coefficients of a node to its inputs: one rule per operation."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -186,16 +187,17 @@ def _max_pool(op: ops.MaxPool, a: Tensor, lower: Tensor, upper: Tensor, *, sound
 def _rivals(op: ops.MaxPool, upper: Tensor, out: torch.Size, index: Tensor) -> Tensor:
     """Largest upper bound in each window, without the neuron `index`."""
     number = torch.arange(1, upper[0, 0].numel() + 1, device=upper.device).view(1, 1, *upper.shape[2:])
+    own = windows(op, number, out, 0) == (index + 1)[..., None, None]
+    return windows(op, upper, out, -torch.inf).masked_fill(own, -torch.inf).flatten(4).amax(4)
+
+
+def windows(op: ops.MaxPool, v: Tensor, out: Sequence[int], fill: float) -> Tensor:
+    """The values (B, C, H, W) in each window, (B, C, *out, *kernel), and `fill` where it reaches beyond them."""
     span = [op.dilation[i] * (op.kernel[i] - 1) + 1 for i in range(2)]
     spare = [op.padding[i] + op.stride[i] + span[i] for i in range(2)]  # ceil_mode may reach beyond the padding
     pads = (op.padding[1], spare[1], op.padding[0], spare[0])
-
-    def windows(v: Tensor, fill: float) -> Tensor:
-        steps = F.pad(v, pads, value=fill).unfold(2, span[0], op.stride[0]).unfold(3, span[1], op.stride[1])
-        return steps[:, :, : out[0], : out[1], :: op.dilation[0], :: op.dilation[1]]
-
-    own = windows(number, 0) == (index + 1)[..., None, None]
-    return windows(upper, -torch.inf).masked_fill(own, -torch.inf).flatten(4).amax(4)
+    steps = F.pad(v, pads, value=fill).unfold(2, span[0], op.stride[0]).unfold(3, span[1], op.stride[1])
+    return steps[:, :, : out[0], : out[1], :: op.dilation[0], :: op.dilation[1]]
 
 
 def _min_max(node: Node, c: Coefficients, lower: Tensor, upper: Tensor, *, sound: bool) -> Step:

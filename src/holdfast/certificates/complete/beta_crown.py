@@ -11,10 +11,11 @@ from holdfast.attacks.core.losses import get_loss
 from holdfast.attacks.pgd import pgd
 from holdfast.bounding.core.evaluation import doubled
 from holdfast.bounding.core.region import REGIONS, region
-from holdfast.bounding.core.rounding import unit
+from holdfast.bounding.core.rounding import below
 from holdfast.bounding.graph.trace import trace
 from holdfast.bounding.linear import alpha
 from holdfast.certificates.complete.branch_and_bound import Effort
+from holdfast.certificates.complete.pieces import in_pieces
 from holdfast.certificates.complete.root import Network, begin, tighten_and_split
 from holdfast.certificates.core.exact_radius import decided_radius
 from holdfast.registry import Certificate
@@ -62,9 +63,9 @@ def beta_crown(
     """Certified if branch and bound proves that the smallest margin over the threat set is positive.
 
     Prefer it where CROWN and an attack leave an input open. CROWN and a short attack come first. ReLU and leaky ReLU
-    are split by their sign, S-shaped activations by their range, max pooling and MinMax as the ReLUs that they consist
-    of; max pooling with padding is bounded but not split, so that the search may end without a verdict. An input that
-    is not decided in time is not certified; its margin is the best lower bound so far.
+    are split by their sign, S-shaped activations by their range, max pooling, MinMax and clippings as the ReLUs that
+    they consist of; max pooling with padding is bounded but not split, so that the search may end without a verdict. An
+    input that is not decided in time is not certified; its margin is the best lower bound so far.
 
     Args:
         model: from (B, ...) to logits (B, K).  x: inputs, shape (B, ...).  y: labels, shape (B,).
@@ -73,8 +74,7 @@ def beta_crown(
         width: sub-problems of each class that are split at a time.
     """
     found = decide(model, x, y, threat, time_limit=time_limit, width=width)
-    # The conversion to the model's dtype may round up: move down by more than that first.
-    margin = (found.margin - 2 * unit(x.dtype) * found.margin.abs().nan_to_num(posinf=0.0)).to(x)
+    margin = below(found.margin, x.dtype).to(x)
     certified = torch.tensor([s == "certified" for s in found.status], device=x.device) & (margin > 0)
     by = tuple("" if status == "unknown" else "beta-crown" for status in found.status)
     return CertifyResult(certified, margin, by=by, x_adv=found.x_adv)
@@ -85,7 +85,7 @@ def decide(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float = 60.0, width: int = 32
 ) -> Decision:
     """The verdict on each input, with counter-examples; arguments as for `beta_crown`."""
-    graph = trace(model, x, threat)
+    graph = in_pieces(trace(model, x, threat), maxima=False)
     double = doubled(graph)
     classes = torch.arange(double.nodes[-1].shape[0], device=x.device)[:, None]
     network = Network(graph, double, classes)

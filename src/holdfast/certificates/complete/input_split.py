@@ -8,6 +8,7 @@ cuts as in Zhou et al., "Clip-and-verify", 2025.)
 """
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from holdfast.bounding import interval
 from holdfast.bounding.core.evaluation import doubled
 from holdfast.bounding.core.region import Region, region
-from holdfast.bounding.core.rounding import unit
+from holdfast.bounding.core.rounding import below, unit
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
 from holdfast.certificates.complete.contract import contract
+from holdfast.certificates.complete.pieces import in_pieces
 from holdfast.certificates.complete.problem import Answer, Conditions, Problem, is_late
 from holdfast.certificates.complete.smear import smear
 from holdfast.certificates.complete.sub_boxes import Bounded, bounded, cut
@@ -67,7 +69,7 @@ def input_split(
         threat: Linf or Box.
         time_limit: seconds for each input.
     """
-    graph = doubled(trace(copy.deepcopy(model).cpu(), x.cpu(), threat))
+    graph = doubled(in_pieces(trace(copy.deepcopy(model).cpu(), x.cpu(), threat), maxima=False))
     check_rules(graph)
     whole = region(threat, x, sound=True)
     parts = Region(whole.lower.double().cpu(), whole.upper.double().cpu(), x.double().cpu())
@@ -79,8 +81,7 @@ def input_split(
         if answer.point is not None:
             x_adv[i] = answer.point.to(x)
     margin = torch.tensor(margins, dtype=torch.float64)
-    # The conversion to the model's dtype may round up: move down by more than that first.
-    margin = (margin - 2 * unit(x.dtype) * margin.abs().nan_to_num(posinf=0.0)).to(x)
+    margin = below(margin, x.dtype).to(x)
     decided = (margin > 0) | (x_adv != x).flatten(1).any(1)
     by = tuple("input-split" if known else "" for known in decided.tolist())
     return CertifyResult(margin > 0, margin, by=by, x_adv=x_adv)
@@ -106,7 +107,8 @@ def _robust(model: nn.Module, graph: Graph, region: Region, label: int, x: Tenso
 @torch.no_grad()
 def split_inputs(problem: Problem, deadline: float) -> Answer:
     """Decide a problem over a box; "unknown" where the network is too large or has an operation without a rule."""
-    graph, conditions = problem.graph, problem.conditions
+    graph, conditions = in_pieces(problem.graph, maxima=False), problem.conditions
+    problem = replace(problem, graph=graph)
     lower, upper = problem.region.lower.flatten(1), problem.region.upper.flatten(1)
     each = values_of(graph, int((upper > lower).sum()))
     if each > VALUES or not covers(graph):

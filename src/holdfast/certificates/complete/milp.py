@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from holdfast.bounding.core.evaluation import doubled, evaluation_error
 from holdfast.bounding.core.region import Region, region
-from holdfast.bounding.core.rounding import unit
+from holdfast.bounding.core.rounding import below
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph
 from holdfast.bounding.graph.trace import trace
@@ -27,6 +27,7 @@ from holdfast.bounding.linear import relaxation as linear
 from holdfast.bounding.linear.relax import PIECEWISE
 from holdfast.certificates.complete.milp_bound import Relaxed, Scaled, relax, scale
 from holdfast.certificates.complete.milp_model import Floats, Indices, Skeleton, program, skeleton
+from holdfast.certificates.complete.pieces import in_pieces
 from holdfast.checks import check_precision, check_task
 from holdfast.errors import UnsupportedError, argument
 from holdfast.registry import Certificate, get
@@ -92,9 +93,7 @@ def milp(
         max_binaries: an input that needs more zero-one variables is left undecided.
     """
     found = _solve(model, x, y, threat, time_limit=time_limit, max_binaries=max_binaries, verdict=True)
-    margin = found.margin - found.slack
-    # The conversion to the model's dtype may round up: move down by more than that first.
-    margin = (margin - 2 * unit(x.dtype) * margin.abs().nan_to_num(posinf=0.0)).to(x)
+    margin = below(found.margin - found.slack, x.dtype).to(x)
     margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     certified = torch.tensor([s == "certified" for s in found.status], device=x.device) & (margin > 0)
     by = tuple("" if status == "unknown" else "milp" for status in found.status)
@@ -129,7 +128,7 @@ def _solve(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, *, time_limit: float, max_binaries: int, verdict: bool
 ) -> MilpResult:
     # In float64 from here on: bounds and coefficients hold the model's own weights, also those that it computes.
-    graph = doubled(trace(copy.deepcopy(model).cpu(), x.cpu(), threat))
+    graph = doubled(in_pieces(trace(copy.deepcopy(model).cpu(), x.cpu(), threat), maxima=False))
     check_layers(graph)
     inputs = region(threat, x, sound=True)
     box = Region(inputs.lower.double().cpu(), inputs.upper.double().cpu(), x.double().cpu())
@@ -312,8 +311,8 @@ def check_layers(graph: Graph) -> None:
         if isinstance(op, ops.Activation) and op.kind not in PIECEWISE:
             raise UnsupportedError(
                 f"layer '{node.name}': the exact method needs a piecewise linear network and has no encoding for the "
-                f"activation '{op.kind}'; it covers {', '.join(sorted(PIECEWISE))}, max pooling and MinMax. Use "
-                f"{argument('method', 'crown')} or {argument('method', 'ibp')}, which bound it."
+                f"activation '{op.kind}'; it covers {', '.join(sorted(PIECEWISE))}, clippings, max pooling and MinMax. "
+                f"Use {argument('method', 'crown')} or {argument('method', 'ibp')}, which bound it."
             )
         known = ops.Input | ops.Affine | ops.Activation | ops.MaxPool | ops.MinMax | ops.Add | ops.Reshape | ops.Concat
         if not isinstance(op, known):

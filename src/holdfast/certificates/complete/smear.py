@@ -14,6 +14,7 @@ from torch import Tensor
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph, Node
 from holdfast.bounding.interval import Interval
+from holdfast.bounding.linear.backward import windows
 from holdfast.bounding.linear.relax import PIECEWISE, chord, derivative_range
 
 Gradient = tuple[Tensor, Tensor]
@@ -60,7 +61,42 @@ def _back(
         case ops.Concat():
             sizes = [graph.nodes[k].shape[node.op.dim - 1] for k in node.inputs]
             return list(zip(centre.split(sizes, node.op.dim), radius.split(sizes, node.op.dim), strict=True))
+        case ops.MaxPool():
+            return [_max_pool(node.op, centre, radius, *intervals[node.inputs[0]])]
+        case ops.MinMax():
+            return [_min_max(centre, radius, *intervals[node.inputs[0]])]
     return [(centre, radius)] * len(node.inputs)  # Add
+
+
+def _max_pool(op: ops.MaxPool, centre: Tensor, radius: Tensor, lower: Tensor, upper: Tensor) -> Gradient:
+    """A window passes its gradient to the place of its maximum: to one of those that may be the largest."""
+    out = centre.shape[2:]
+    able = (windows(op, upper, out, -torch.inf) >= op.apply(lower)[..., None, None]).to(centre)
+    known = (able.flatten(4).sum(4) == 1)[..., None, None]
+    half = torch.where(known, 0.0, 0.5 * able)
+    middle, centre, radius = able - half, centre[..., None, None], radius[..., None, None]
+    at = torch.zeros_like(lower, requires_grad=True)
+    with torch.enable_grad():
+        places = windows(op, at, out, 0.0)
+
+    def gathered(each: Tensor) -> Tensor:
+        return torch.autograd.grad(places, at, each, retain_graph=True)[0]
+
+    return gathered(centre * middle), gathered(centre.abs() * half + radius * able)
+
+
+def _min_max(centre: Tensor, radius: Tensor, lower: Tensor, upper: Tensor) -> Gradient:
+    """The first of a pair is the maximum by a share s, known or anything in [0, 1], and the minimum by 1 - s."""
+    (low, low_), (high, high_) = (end.unflatten(1, (-1, 2)).unbind(2) for end in (lower, upper))
+    middle = torch.where(low > high_, 1.0, torch.where(high < low_, 0.0, 0.5))
+    half = 0.5 - (middle - 0.5).abs()
+    (large, small), (off, off_) = (part.unflatten(1, (-1, 2)).unbind(2) for part in (centre, radius))
+    spread = (large - small).abs() * half
+    sides = [
+        (large * s + small * (1 - s), spread + off * (s + half) + off_ * (1 - s + half)) for s in (middle, 1 - middle)
+    ]
+    centres, radii = (torch.stack(part, 2).flatten(1, 2) for part in zip(*sides, strict=True))
+    return centres, radii
 
 
 def _range(op: ops.Activation, lower: Tensor, upper: Tensor, cap: float) -> Gradient:

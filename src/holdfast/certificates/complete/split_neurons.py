@@ -14,12 +14,12 @@ from holdfast.bounding.core.region import Region
 from holdfast.bounding.graph import ops
 from holdfast.bounding.graph.ops import Graph, Node
 from holdfast.bounding.linear import relaxation as linear
-from holdfast.bounding.linear.relax import PIECEWISE, S_SHAPED
 from holdfast.bounding.linear.relaxation import Relaxation
 from holdfast.certificates.complete.branch_and_bound import Effort
 from holdfast.certificates.complete.pieces import in_pieces
 from holdfast.certificates.complete.problem import Answer, Conditions, Problem
 from holdfast.certificates.complete.root import Network, State, begin, tighten_and_split
+from holdfast.certificates.complete.zonotope import covers
 from holdfast.errors import OutOfTime
 from holdfast.utils import clock
 
@@ -51,15 +51,6 @@ class Root:
         """What is known so far; never "violated"."""
         bound = float(self.state.excess.min())
         return Answer("holds" if bound > 0 else "unknown", bound, 1 + int(self.state.parts))
-
-
-def covers(graph: Graph) -> bool:
-    """True if linear bounds have a rule for every operation of the graph."""
-    plain = ops.Input | ops.Affine | ops.Add | ops.Reshape | ops.Concat | ops.MaxPool | ops.MinMax
-    return all(
-        isinstance(node.op, plain) or (isinstance(node.op, ops.Activation) and node.op.kind in PIECEWISE | S_SHAPED)
-        for node in graph.nodes
-    )
 
 
 @torch.no_grad()

@@ -54,7 +54,7 @@ def _form(centre: Tensor, generators: Tensor, rest: Tensor) -> Form:
 
 
 def covers(graph: Graph) -> bool:
-    """True if the sweep has a rule for every operation of the graph."""
+    """True if the sweep, and CROWN, have a rule for every operation of the graph."""
     return not _strange(graph)
 
 
@@ -64,7 +64,7 @@ def check_rules(graph: Graph) -> None:
         what = node.op.kind if isinstance(node.op, ops.Activation) else type(node.op).__name__
         raise UnsupportedError(
             f"layer '{node.name}': input splitting has no rule for '{what}'; it covers affine layers, "
-            f"{', '.join(sorted(PIECEWISE | S_SHAPED))}, max pooling, MinMax, sums and concatenation. "
+            f"{', '.join(sorted(PIECEWISE | S_SHAPED))}, clippings, max pooling, MinMax, sums and concatenation. "
             "Use method='crown' or method='ibp'."
         )
 
