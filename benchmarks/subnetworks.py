@@ -54,6 +54,8 @@ CACHED = {"name": "atta", "step": 0.5}
 PER_LAYER = {"name": "adam", "lr": 2e-3}
 LENET = {"name": "lenet-padded", "width": 4}
 SMALL = 3  # dense twin: 784 * 3 + 3 * 3 + 3 * 10 weights and 16 biases, 2,407 values; the sub-network keeps 2,688
+NARROW = {"name": "cnn", "layers": [[5, 5, 4, 1], [6, 3, 3, 1]], "hidden": []}  # 956 floats, less than its file
+SIGNS = 26  # dense twin of one bit a weight: 784 * 26 + 26 * 26 + 26 * 10 weights in a file of the same size
 
 
 def gamma_runs() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,10 +66,11 @@ def gamma_runs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def lenet_runs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Both ends of Table 5.2 on a convolutional network."""
-    for rate in (0.5, 0.99):
+    """Table 5.2 on a convolutional network, and where layers that are kept whole may keep half."""
+    for rate in (0.5, 0.9, 0.99):
         for gamma in (0.1, 1.0):
             yield f"r={rate} gamma={gamma}", {"prune": {**POPUP, "rate": rate, "gamma": gamma}, "model": LENET}
+    yield "r=0.9 gamma=0.1 cap=0.5", {"prune": {**POPUP, "rate": 0.9, "cap": 0.5}, "model": LENET}
 
 
 def cap_runs() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -123,11 +126,16 @@ def accuracies(model: nn.Module, threat: str, *, attack: str, n: int) -> dict[st
     return {"clean": float(right.float().mean()), "robust": float((right & ~found.success).float().mean())}
 
 
-def train_once(changes: dict[str, Any], seed: int, **overrides: Any) -> Trained:
+def train_once(changes: dict[str, Any], seed: int, *, model: nn.Module | None = None, **overrides: Any) -> Trained:
     """The trained model and the seconds of training."""
     started = time.perf_counter()
-    result = hf.train({**SETTING, **changes, "seed": seed, **overrides}, progress=False)
+    result = hf.train({**SETTING, **changes, "seed": seed, **overrides}, model=model, progress=False)
     return result.model, time.perf_counter() - started
+
+
+def normed(seed: int) -> nn.Module:
+    """The dense network with a last batch norm."""
+    return nn.Sequential(hf.make_model(**SETTING["model"], seed=seed), nn.BatchNorm1d(10, affine=False))
 
 
 def run_sweep(record: dict[str, Any], parts: list[str], until: float, out: Path) -> bool:
@@ -150,34 +158,50 @@ def run_sweep(record: dict[str, Any], parts: list[str], until: float, out: Path)
     return True
 
 
-def hydra(train: Callable[..., Trained], seed: int, folder: Path) -> Trained:
+def hydra(
+    train: Callable[..., Trained], seed: int, folder: Path, *, gamma: float = 0.1, last_batch_norm: bool = False
+) -> Trained:
     """Pre-train, prune, fine-tune; each phase for as many epochs as the other methods have in all."""
-    dense, first = train({}, seed, optimizer=PER_LAYER)
     file = folder / "hydra.safetensors"
+
+    def phase(changes: dict[str, Any]) -> Trained:
+        model = normed(seed) if last_batch_norm else None
+        return train({**changes, "optimizer": PER_LAYER}, seed, model=model)
+
+    dense, first = phase({})
     save_model(dense, file)
-    kept, second = train({"prune": {"name": "hydra-prune", "rate": 0.99}, "init": str(file)}, seed, optimizer=PER_LAYER)
+    kept, second = phase({"prune": {"name": "hydra-prune", "rate": 0.99, "gamma": gamma}, "init": str(file)})
     save_model(kept, file)
-    tuned, third = train({"prune": {"name": "hydra-fine-tune"}, "init": str(file)}, seed, optimizer=PER_LAYER)
+    tuned, third = phase({"prune": {"name": "hydra-fine-tune"}, "init": str(file)})
     return tuned, first + second + third
 
 
 def table_methods(threat: str, seed: int, folder: Path) -> Iterator[tuple[str, Callable[[], Trained]]]:
-    """The methods of Table 5.7 that are built, at the same rate."""
+    """The methods of Table 5.7 that are built, at the same rate, and dense networks as large as their files."""
     train = partial(train_once, threat=threat)
     rst = {**_without("score_scale"), "weights": "kaiming-normal", "gamma": 1.0}
-    small = {"model": {"name": "mlp", "hidden": [SMALL, SMALL]}, "optimizer": PER_LAYER}
-    yield "AT, dense", lambda: train({"optimizer": PER_LAYER}, seed)
-    yield "AT, dense, same number of weights", lambda: train(small, seed)
-    yield (
-        "BinaryConnect, dense",
-        lambda: train({"prune": {"name": "binary-connect", "last_batch_norm": True}, "optimizer": PER_LAYER}, seed),
-    )
+    dense = {"optimizer": PER_LAYER}
+    trades = {**dense, "objective": {"name": "trades"}}
+    signs = {**dense, "prune": {"name": "binary-connect", "last_batch_norm": True}}
+    hidden = {n: {"model": {"name": "mlp", "hidden": [n, n]}} for n in (SMALL, SIGNS)}
+    yield "AT, dense", lambda: train(dense, seed)
+    yield "AT, dense, LBN", lambda: train(dense, seed, model=normed(seed))
+    yield "TRADES, dense", lambda: train(trades, seed)
+    yield "TRADES, dense, LBN", lambda: train(trades, seed, model=normed(seed))
+    yield "AT, dense, same number of weights", lambda: train({**dense, **hidden[SMALL]}, seed)
+    yield "AT, dense, same size in bits", lambda: train({**dense, "model": NARROW}, seed)
+    yield "BinaryConnect, dense", lambda: train(signs, seed)
+    yield "BinaryConnect, dense, same size in bits", lambda: train({**signs, **hidden[SIGNS]}, seed)
     yield "RST, gamma 1", lambda: train({"prune": rst}, seed)
     yield "RST, gamma 1, no LBN", lambda: train({"prune": {**rst, "last_batch_norm": False}}, seed)
     yield "HYDRA, gamma 0.1", lambda: hydra(train, seed, folder)
+    yield "HYDRA, gamma 1", lambda: hydra(train, seed, folder, gamma=1.0)
+    yield "HYDRA, gamma 0.1, LBN", lambda: hydra(train, seed, folder, last_batch_norm=True)
+    one = {**POPUP, "gamma": 1.0}
     yield "binary sub-network, gamma 0.1", lambda: train({"prune": POPUP}, seed)
     yield "binary sub-network, gamma 0.1, cached", lambda: train({"prune": POPUP, "attack": CACHED}, seed)
-    yield "binary sub-network, gamma 1", lambda: train({"prune": {**POPUP, "gamma": 1.0}}, seed)
+    yield "binary sub-network, gamma 1", lambda: train({"prune": one}, seed)
+    yield "binary sub-network, gamma 1, cached", lambda: train({"prune": one, "attack": CACHED}, seed)
 
 
 def run_table(record: dict[str, Any], part: str, until: float, out: Path) -> bool:
@@ -292,6 +316,9 @@ def judge(record: dict[str, Any]) -> Iterator[Judgement]:
         small, large = ((part, f"r={rate} gamma=0.1") for rate in (0.99, 0.5))
         yield from compare(f"subnet-gamma-high-rate{end}", small, (part, "r=0.99 gamma=1.0"))
         yield from compare(f"subnet-gamma-low-rate{end}", (part, "r=0.5 gamma=1.0"), large)
+    whole, capped = (("lenet", f"r=0.9 gamma={name}") for name in ("0.1", "0.1 cap=0.5"))
+    yield from compare("subnet-gamma-middle-rate-lenet", ("lenet", "r=0.9 gamma=1.0"), whole)
+    yield from compare("subnet-whole-layers-hurt-lenet", capped, whole)
     yield from _judge_norm(rows["norm"])
     popup = ("gamma", "r=0.99 gamma=0.1")
     yield from compare("subnet-binary-weights", popup, ("weights", "kaiming LBN"), slack=0.05)
@@ -301,8 +328,10 @@ def judge(record: dict[str, Any]) -> Iterator[Judgement]:
     for end, part in (("", "table"), ("-0-2", "table-0.2")):
         yield from compare(f"subnet-better-than-rst{end}", (part, binary), (part, "RST, gamma 1"))
         yield from compare(f"subnet-against-hydra{end}", (part, binary), (part, "HYDRA, gamma 0.1"))
-        same = (part, "AT, dense, same number of weights")
+        same = (part, "AT, dense, same size in bits")
         yield from compare(f"subnet-against-small-dense{end}", (part, binary), same)
+        signs = (part, "BinaryConnect, dense, same size in bits")
+        yield from compare(f"subnet-against-small-binary{end}", (part, binary), signs)
         yield from compare(f"subnet-against-dense{end}", (part, binary), (part, "AT, dense"))
         yield from compare(f"subnet-against-binary-connect{end}", (part, binary), (part, "BinaryConnect, dense"))
         yield from compare(f"subnet-adaptive-rates{end}", (part, binary), (part, "binary sub-network, gamma 1"))
