@@ -8,7 +8,8 @@ from holdfast.analyze.volume.family import make_family
 from holdfast.analyze.volume.slab import kinds, linear_probes, robust_probes, slab_points
 from holdfast.analyze.volume.toys import slab_study, wedge_study
 from holdfast.analyze.volume.wedge import one_hidden_layer, wedge_points, wedge_task
-from holdfast.errors import InputError
+from holdfast.errors import InputError, OutOfTime
+from holdfast.utils.clock import now, timed_by, until
 
 
 def test_the_wedge_has_two_roofs_a_margin_apart():
@@ -75,6 +76,18 @@ def test_the_wedge_study_guesses_and_poisons():
     picture = boundaries_svg(groups, train.x, train.y, columns=2, cells=10)
     assert picture.text.count("<circle") == 2 * 11
     assert "poisoned: none" in picture.text
+
+
+def test_toys_keep_a_deadline():
+    """By a clock that counts how often it is asked: the time is over in the middle of the first width."""
+    ticks = iter(range(10**9))
+    with timed_by(lambda: float(next(ticks))), until(now() + 20):
+        found = wedge_study((2, 4, 10), guesses=1_000_000, runs=2, epochs=500)
+    assert len(found) == 1
+    assert 0 < found[0].volume.guesses < 1_000_000
+    for toy in (wedge_study, slab_study):
+        with until(now() - 1), pytest.raises(OutOfTime, match="the time is over"):
+            toy()
 
 
 def test_the_picture_colours_the_class_of_each_cell():
