@@ -24,6 +24,24 @@ def test_the_wedge_has_two_roofs_a_margin_apart():
     assert [(one_hidden_layer(u)[0].bias, one_hidden_layer(u)[2].bias is None) for u in (2,)] == [(None, False)]
 
 
+def test_no_network_is_wrong_between_points_of_class_one_on_a_ray():
+    """Without hidden biases logits are affine along a ray from the origin: two ends that are right leave no choice."""
+    family = make_family(one_hidden_layer(20).double())
+    along = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)
+    for side in (-1.0, 1.0):
+        x = torch.stack([side * along, -along], 1)  # one half of the lower roof of the wedge
+        chosen = family.logits(family.draw(2000, seed=0, like=x), x).argmax(2)
+        ends = (chosen[:, 0] == 1) & (chosen[:, -1] == 1)
+        assert 100 < int(ends.sum()) < 1900
+        assert bool((chosen[ends] == 1).all())
+    train, test = wedge_task(seed=1)  # a draw of which poisoned training gets no network below 40 %
+    between = 0
+    for x, y in zip(test.x, test.y, strict=True):
+        others = train.x[(train.y == 1) & (train.x[:, 0].sign() == x[0].sign()), 0].abs()
+        between += int(y) == 1 and len(others) > 1 and bool(others.min() < x[0].abs() < others.max())
+    assert between == 2
+
+
 def zigzag(x):
     """Class by the zig-zag line, written from the picture: gaps in the middle of which it crosses x = 0."""
     crossings = torch.tensor([-0.55, 0.0, 0.55])
