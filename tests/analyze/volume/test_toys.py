@@ -64,6 +64,8 @@ def test_both_boundaries_fit_the_slabs_and_each_only_its_probes():
     assert not torch.equal(zigzag(linear.x), linear.y)
     assert torch.equal(zigzag(robust.x), robust.y)
     assert not torch.equal((robust.x[:, 0] < 0).long(), robust.y)
+    right, left = robust.x.chunk(2)
+    assert torch.allclose(right - left, torch.tensor([2 * 0.1 * 2**0.5, 0.0]))  # 0.1 from the line to either side
 
 
 def test_kinds_of_a_linear_network():
