@@ -6,6 +6,7 @@ from holdfast import InputError
 from holdfast.analyze.shift import mean_corruption_error, shifted_accuracy
 from holdfast.data.corruptions import CORRUPTIONS, corrupt
 from holdfast.models import rse
+from holdfast.utils.progress import progress_bars
 
 
 class Constant(nn.Module):
@@ -37,6 +38,20 @@ def test_counts_are_those_of_a_loop():
     for name, counts in found.correct.items():
         for severity, count in zip((1, 4), counts, strict=True):
             assert count == sum(Mean()(corrupt(x, name, severity, seed=3)).argmax(1) == 1)
+
+
+def test_a_bar_moves_with_each_corruption(monkeypatch):
+    bars, seen = progress_bars(show=False), []
+    monkeypatch.setattr("holdfast.analyze.shift.progress_bars", lambda: bars)
+
+    class Watched(Mean):
+        def forward(self, x):
+            seen.append(bars.tasks[0].completed)
+            return super().forward(x)
+
+    shifted_accuracy(Watched(), torch.rand(2, 1, 6, 6), torch.zeros(2, dtype=torch.int64), severities=[1])
+    assert seen == [*range(15), 15]  # the last look is at clean inputs
+    assert bars.tasks[0].total == 15
 
 
 def test_both_forms_by_hand():

@@ -166,6 +166,7 @@ def test_volume_compares_optimisers_at_equal_loss(command, tmp_path):
     assert "(0.4, 0.55]" in shown
     reached = [row["accuracy"] for rows in cells.values() for row in rows if row["accuracy"] is not None]
     assert reached
+    assert "width None" not in shown
     with pytest.raises(hf.InputError, match="no optimiser found a network in any bin"):
         command(
             "analyze", "volume", *how, "--bins", "0.0:0.001:0.001", "--optimiser", "guess-and-check", "--limit", 256

@@ -113,3 +113,11 @@ def test_shifted_data_are_a_section_of_the_report(holdfast, tmp_path):
     assert page.count('<h2 id="shift">Shifted data</h2>') == 1
     assert "jpeg-compression" in page
     assert load_audit(tmp_path / "run").to_html().count('id="shift"') == 1
+
+
+def test_shifted_data_need_images_and_say_so_before_the_audit(holdfast, tmp_path):
+    hf.save_model(hf.make_model("linear", input_shape=(2,), classes=2, seed=0), tmp_path / "linear.safetensors")
+    code, _, err = holdfast("--data", "two-moons", "--threat", "linf:0.01", "--shift")
+    assert code != 0
+    assert "images of shape (B, C, H, W)" in err
+    assert not (tmp_path / "run").exists()

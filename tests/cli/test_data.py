@@ -18,6 +18,21 @@ def test_corrupted_data_are_a_data_set(command, tmp_path):
     assert found.classes == data.classes
 
 
+def test_the_file_is_written_whole_in_a_folder_that_is_made(command, refused, tmp_path, monkeypatch):
+    words = ("data", "corrupt", "mnist-mini", "--corruption", "contrast", "--out")
+    command(*words, "new/folder/a.npz")
+    before = (tmp_path / "new" / "folder" / "a.npz").read_bytes()
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("holdfast.cli.data.np.savez_compressed", full)
+    assert "No space left on device" in refused(*words, "new/folder/a.npz")
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["a.npz"]
+    assert (tmp_path / "new" / "folder" / "a.npz").read_bytes() == before
+
+
 def test_bad_input_is_refused(refused):
     options = ("data", "corrupt", "mnist-mini", "--corruption")
     assert "unknown corruption 'mist'" in refused(*options, "mist", "--out", "a.npz")

@@ -9,7 +9,7 @@ from holdfast import InputError
 from holdfast.data.corruptions import CORRUPTIONS, corrupt
 from holdfast.data.corruptions.blurs import disc
 from holdfast.data.corruptions.digital import dct_matrix, jpeg
-from holdfast.data.corruptions.filters import clouds, filtered, gaussian, line_kernels, zoomed
+from holdfast.data.corruptions.filters import clouds, filtered, gaussian, line_kernels, mirrored_gaussian, zoomed
 from holdfast.data.corruptions.noises import poisson
 from holdfast.random import Noise
 
@@ -69,6 +69,62 @@ def test_filters_are_those_of_scipy():
     assert torch.allclose(zoomed(x, 1.0), x)
     odd = torch.rand(1, 1, 5, 7)
     assert zoomed(odd, 3.0)[0, 0, 2, 3] == pytest.approx(float(odd[0, 0, 2, 3]))
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.3, 9.0, 30.0])
+def test_a_blur_wider_than_the_image_sees_its_mirror_images(sigma):
+    x = torch.rand(2, 2, 11, 14, dtype=torch.float64)
+    expected = ndimage.gaussian_filter(x[1, 0].numpy(), sigma, mode="reflect", truncate=3)
+    assert np.allclose(mirrored_gaussian(x, sigma)[1, 0], expected)
+
+
+def drawn_for(name, count, seed=0):
+    """The random numbers of images 0, 1, ... for a corruption."""
+    return Noise(seed, torch.arange(count)).fork(list(CORRUPTIONS).index(name))
+
+
+ELASTIC = ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+def test_elastic_transform_is_an_affine_map_and_a_smooth_field(severity):
+    """One image, by the definition: three corners that move, and a field that scipy smooths and looks up."""
+    x = gaussian(torch.rand(2, 1, 60, 66, dtype=torch.float64), 1.0)
+    strength, smooth, jitter = ELASTIC[severity - 1]
+    noise = drawn_for("elastic-transform", 2)
+    moved = (2 * noise.fork(0).uniform((3, 2), torch.float64)[1].numpy() - 1) * jitter * 60
+    middle = np.array([29.5, 32.5])
+    corners = middle + 20 * np.array([[-1, -1], [-1, 1], [1, 1]])
+    affine = np.linalg.solve(np.column_stack([corners, np.ones(3)]), corners + moved)
+    grid = np.stack(np.meshgrid(np.arange(60.0), np.arange(66.0), indexing="ij"), -1)
+    places = (np.concatenate([grid, np.ones((60, 66, 1))], -1) @ affine).transpose(2, 0, 1)
+    for axis in range(2):
+        drawn = 2 * noise.fork(1).uniform((2, 60, 66), torch.float64)[1, axis].numpy() - 1
+        field = ndimage.gaussian_filter(drawn, max(smooth * 60, 0.5), mode="reflect", truncate=3)
+        places[axis] += strength * 60 * (60 / 224) * field
+    expected = ndimage.map_coordinates(x[1, 0].numpy(), places, order=1, mode="reflect")
+    assert np.allclose(corrupt(x, "elastic-transform", severity)[1, 0], expected)
+
+
+def test_the_field_of_the_elastic_transform_scales_with_the_image():
+    """Rows and columns as an image: how far pixels go on average, as a share of the side, is no matter of the size."""
+    shares = []
+    for side in (32, 128):
+        ramp = ((torch.arange(side) + 0.5) / side).expand(1, 1, side, side).repeat(40, 1, 1, 1)
+        inner = slice(side // 4, 3 * side // 4)
+        shares.append(float((corrupt(ramp, "elastic-transform", 2) - ramp)[..., inner, inner].square().mean().sqrt()))
+    assert shares[0] == pytest.approx(shares[1], rel=0.15)
+
+
+STEPS = ((11, 0.01), (16, 0.01), (11, 0.02), (13, 0.02), (11, 0.03))
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+def test_zoom_blur_is_the_mean_of_all_enlargements(severity):
+    x = images(1)
+    count, step = STEPS[severity - 1]
+    enlarged = [zoomed(x, 1 + i * step) for i in range(count)]
+    assert torch.allclose(corrupt(x, "zoom-blur", severity), (x + sum(enlarged)) / (count + 1), atol=1e-6)
 
 
 def test_kernels_of_disc_and_line():

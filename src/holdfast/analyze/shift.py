@@ -13,6 +13,7 @@ from holdfast.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from holdfast.errors import InputError, did_you_mean
 from holdfast.models.random import DRAWS
 from holdfast.utils.intervals import clopper_pearson
+from holdfast.utils.progress import progress_bars
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +89,13 @@ def shifted_accuracy(
             total += int((logits.argmax(1).cpu() == y[i : i + batch_size].cpu()).sum())
         return total
 
-    return Shift(
-        len(x),
-        correct(),
-        tuple(severities),
-        {name: tuple(correct(name, s) for s in severities) for name in corruptions},
-    )
+    counts: dict[str, tuple[int, ...]] = {}
+    with progress_bars() as bars:
+        bar = bars.add_task("shifted data", total=len(corruptions))
+        for name in corruptions:
+            counts[name] = tuple(correct(name, severity) for severity in severities)
+            bars.advance(bar)
+    return Shift(len(x), correct(), tuple(severities), counts)
 
 
 def mean_corruption_error(

@@ -30,7 +30,7 @@ FolderOption = Annotated[
 def volume(
     data: DataOption = "mnist-mini",
     toy: Annotated[str | None, typer.Option(help="Study a toy in place of the data: wedge or slab.")] = None,
-    architecture: Annotated[str, typer.Option(help="Architecture (`holdfast models`).")] = "lenet",
+    architecture: Annotated[str, typer.Option(help="Architecture (`holdfast models`), or FILE.py:CLASS.")] = "lenet",
     arch_args: Annotated[list[str] | None, typer.Option(help="Argument of the architecture: hidden=[16].")] = None,
     width: Annotated[list[float] | None, typer.Option(help="Its option width; may be given several times.")] = None,
     samples: Annotated[list[int] | None, typer.Option(help="Training samples, of two classes; several times.")] = None,
@@ -92,7 +92,8 @@ def _show(rows: list[Row], bins: Bins) -> None:
     typer.echo("test accuracy in % by training loss, ± standard error, (training sets for which a network was found)")
     for row in rows:
         for sentence in row.get("missing", []):
-            typer.echo(f"width {row['width']}, {row['samples']} samples, training set {row['split']}: {sentence}")
+            width = "" if row["width"] is None else f"width {row['width']:g}, "
+            typer.echo(f"{width}{row['samples']} samples, training set {row['split']}: {sentence}")
     if not any(row["accuracy"] is not None for row in rows):
         raise InputError("no optimiser found a network in any bin; allow more guesses (--limit) or other --bins")
 

@@ -31,7 +31,8 @@ from holdfast.cli.common import (
     run_folder,
     table,
 )
-from holdfast.data import Dataset
+from holdfast.data import Dataset, Split
+from holdfast.data.corruptions import check_images
 from holdfast.errors import InputError, did_you_mean
 
 app = typer.Typer(add_completion=False)
@@ -94,6 +95,8 @@ def audit(
     network, dataset = open_both(model, data, opening, root)
     rare = (attack, certify, group, sigma, root, seed or None, opening.words or None, None if budgets == 5 else budgets)
     folder = out or audit_folder(model, data, threats, budget, n, rare)
+    if shift:
+        check_images(_audited(dataset).x)
     if sigma is not None:  # each look at the smoothed model costs as many passes as it has copies
         network = hf.Smoothed(network, sigma, n=SMOOTHED_COPIES).eval()
     result = hf.audit(
@@ -133,10 +136,15 @@ def audit(
 
 def with_shift(result: hf.Audit, network: nn.Module, dataset: Dataset, seed: int) -> hf.Audit:
     """Return the audit with the accuracies on corruptions of the inputs that it audited, in `settings["shift"]`."""
-    split = dataset.test if dataset.whole is None else dataset.whole
+    split = _audited(dataset)
     chosen = torch.tensor([record.position for record in result.records])
     found = shifted_accuracy(network, split.x[chosen], split.y[chosen], seed=seed)
     return replace(result, settings={**result.settings, "shift": found.to_dict()})
+
+
+def _audited(dataset: Dataset) -> Split:
+    """The inputs that an audit draws from."""
+    return dataset.test if dataset.whole is None else dataset.whole
 
 
 def shift_table(shift: Mapping[str, Any]) -> Table:

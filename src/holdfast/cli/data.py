@@ -1,7 +1,7 @@
 """`holdfast data`: data sets, and how to get them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -10,7 +10,8 @@ from rich.console import Console
 from holdfast.cli.common import RootOption, SeedOption, may_be_quiet, table
 from holdfast.data import download, list_data, load_data
 from holdfast.data.corruptions import CORRUPTIONS, corrupt
-from holdfast.errors import InputError, StorageError
+from holdfast.errors import InputError
+from holdfast.utils.files import write_whole
 
 app = typer.Typer(add_completion=False, help="Data sets: what there is, and how to get it.", no_args_is_help=True)
 console = Console()
@@ -54,16 +55,13 @@ def data_corrupt(
         raise InputError(f"--out: expected a file that ends in .npz, got '{out}'")
     data = load_data(name, root=root)
     shifted = corrupt(data.test.x, corruption, severity, seed=seed)
-    try:
-        np.savez_compressed(
-            out,
-            x_train=data.train.x.numpy(),
-            y_train=data.train.y.numpy(),
-            x_test=shifted.numpy(),
-            y_test=data.test.y.numpy(),
-            classes=np.array(data.classes),
-            layout=np.array("NCHW"),
-        )
-    except OSError as error:
-        raise StorageError(f"cannot write '{out}': {error}") from error
+    arrays: dict[str, Any] = {
+        "x_train": data.train.x.numpy(),
+        "y_train": data.train.y.numpy(),
+        "x_test": shifted.numpy(),
+        "y_test": data.test.y.numpy(),
+        "classes": np.array(data.classes),
+        "layout": np.array("NCHW"),
+    }
+    write_whole(out, lambda file: np.savez_compressed(file, **arrays), way_out="choose another --out")
     typer.echo(f"{out}: {len(shifted)} test images of {data.name} with {corruption} at severity {severity}")

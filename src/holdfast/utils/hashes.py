@@ -27,6 +27,10 @@ def hash_tensors(tensors: Mapping[str, object]) -> str:
 
 def hash_model(model: nn.Module) -> str:
     """sha256 of the printed structure and the state, without the code of `forward`."""
+    return hash_tensors({"structure": structure_of(model), **model.state_dict()})
+
+
+def structure_of(model: nn.Module) -> str:
+    """The printed structure of a model, the same in every process."""
     # Functions print with their address in memory, which says nothing about the model.
-    structure = re.sub(r"0x[0-9a-fA-F]+", "", repr(model))
-    return hash_tensors({"structure": structure, **model.state_dict()})
+    return re.sub(r"0x[0-9a-fA-F]+", "", repr(model))

@@ -42,6 +42,16 @@ def test_both_heads_learn_clusters(clusters):
     assert float(few_shot(shuffled, episodes, gradient_head()).mean()) < 0.5
 
 
+def test_the_length_of_a_feature_does_not_matter(clusters):
+    features, y = clusters
+    episodes, generator = make_episodes(y, 3, queries=10), torch.Generator().manual_seed(2)
+    lengths = 100 * torch.rand(120, 1, generator=generator) + 0.01
+    noisy = features + 3 * torch.randn(120, 8, generator=generator)
+    found = [few_shot(given, episodes, gradient_head()) for given in (noisy, lengths * noisy)]
+    assert torch.allclose(*found, atol=0.021)  # one query of fifty may be a tie
+    assert 0.3 < float(found[0].mean()) < 0.9
+
+
 def test_the_score_is_mean_and_standard_error():
     found = score(torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64))
     assert found.accuracy == pytest.approx(0.7)

@@ -8,7 +8,8 @@ from holdfast.analyze.volume.family import make_family
 from holdfast.analyze.volume.slab import kinds, linear_probes, robust_probes, slab_points
 from holdfast.analyze.volume.toys import slab_study, wedge_study
 from holdfast.analyze.volume.wedge import one_hidden_layer, wedge_points, wedge_task
-from holdfast.errors import InputError
+from holdfast.errors import InputError, OutOfTime
+from holdfast.utils.clock import now, timed_by, until
 
 
 def test_the_wedge_has_two_roofs_a_margin_apart():
@@ -21,6 +22,24 @@ def test_the_wedge_has_two_roofs_a_margin_apart():
     assert (len(train), len(test)) == (11, 5)
     assert float(torch.cdist(train.x, test.x).min()) > 0
     assert [(one_hidden_layer(u)[0].bias, one_hidden_layer(u)[2].bias is None) for u in (2,)] == [(None, False)]
+
+
+def test_no_network_is_wrong_between_points_of_class_one_on_a_ray():
+    """Without hidden biases logits are affine along a ray from the origin: two ends that are right leave no choice."""
+    family = make_family(one_hidden_layer(20).double())
+    along = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)
+    for side in (-1.0, 1.0):
+        x = torch.stack([side * along, -along], 1)  # one half of the lower roof of the wedge
+        chosen = family.logits(family.draw(2000, seed=0, like=x), x).argmax(2)
+        ends = (chosen[:, 0] == 1) & (chosen[:, -1] == 1)
+        assert 100 < int(ends.sum()) < 1900
+        assert bool((chosen[ends] == 1).all())
+    train, test = wedge_task(seed=1)  # a draw of which poisoned training gets no network below 40 %
+    between = 0
+    for x, y in zip(test.x, test.y, strict=True):
+        others = train.x[(train.y == 1) & (train.x[:, 0].sign() == x[0].sign()), 0].abs()
+        between += int(y) == 1 and len(others) > 1 and bool(others.min() < x[0].abs() < others.max())
+    assert between == 2
 
 
 def zigzag(x):
@@ -45,6 +64,8 @@ def test_both_boundaries_fit_the_slabs_and_each_only_its_probes():
     assert not torch.equal(zigzag(linear.x), linear.y)
     assert torch.equal(zigzag(robust.x), robust.y)
     assert not torch.equal((robust.x[:, 0] < 0).long(), robust.y)
+    right, left = robust.x.chunk(2)
+    assert torch.allclose(right - left, torch.tensor([2 * 0.1 * 2**0.5, 0.0]))  # 0.1 from the line to either side
 
 
 def test_kinds_of_a_linear_network():
@@ -75,6 +96,18 @@ def test_the_wedge_study_guesses_and_poisons():
     picture = boundaries_svg(groups, train.x, train.y, columns=2, cells=10)
     assert picture.text.count("<circle") == 2 * 11
     assert "poisoned: none" in picture.text
+
+
+def test_toys_keep_a_deadline():
+    """By a clock that counts how often it is asked: the time is over in the middle of the first width."""
+    ticks = iter(range(10**9))
+    with timed_by(lambda: float(next(ticks))), until(now() + 20):
+        found = wedge_study((2, 4, 10), guesses=1_000_000, runs=2, epochs=500)
+    assert len(found) == 1
+    assert 0 < found[0].volume.guesses < 1_000_000
+    for toy in (wedge_study, slab_study):
+        with until(now() - 1), pytest.raises(OutOfTime, match="the time is over"):
+            toy()
 
 
 def test_the_picture_colours_the_class_of_each_cell():

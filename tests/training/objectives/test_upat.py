@@ -143,6 +143,26 @@ def test_patterns_belong_to_places_in_the_batch(problem):
     assert state["pyramid_1"].shape == (12, 1, 4, 6)
 
 
+@pytest.mark.parametrize(("objective", "options"), [(upat, {}), (pat, {"steps": 1})])
+def test_both_weights_count(objective, options, problem):
+    model, x, y = problem
+    given = {**SMALL, **options}
+    terms = [objective(model, x, y, make_context(x), **given, weight=w, clean_weight=c)[0] for w, c in ((1, 0), (0, 1))]
+    loss, _ = objective(model, x, y, make_context(x), **given, weight=0.3, clean_weight=0.6)
+    assert loss.item() == pytest.approx(0.3 * terms[0].item() + 0.6 * terms[1].item())
+
+
+def test_a_radius_that_shrank_binds_the_levels_before_they_are_used(problem):
+    model, x, y = problem
+    seen = []
+    watched = nn.Sequential(model)
+    watched.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    state = {"pyramid_1": torch.full((1, 1, 4, 6), 0.5, dtype=torch.float64)}
+    flat = {"levels": (1,), "multipliers": (1.0,), "radius": 0.5, "clean_weight": 0.0}
+    upat(watched, x, y, make_context(x, state=state, epoch=9), **flat, decay_start=0, decay_end=4)
+    assert torch.allclose(seen[0], x + 0.05)
+
+
 def test_no_pyramid_and_clipping_are_configurations(problem):
     model, x, y = problem
     seen = []

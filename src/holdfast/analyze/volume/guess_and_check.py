@@ -102,7 +102,8 @@ def unreached(found: Found, bins: Bins, *, each: int = 1) -> list[str]:
         if hits >= each:
             continue
         share = volume(hits, found.tried)
-        longer = f"about {each / share.share / rate:,.0f} s" if hits else f"more than {each / share.high / rate:,.0f} s"
+        seconds = each / (share.share if hits else share.high) / rate
+        longer = f"{'about' if hits else 'more than'} {f'{seconds:,.0f}' if seconds >= 10 else f'{seconds:.2g}'} s"
         lines.append(
             f"loss ({low:g}, {high:g}]: {hits} of {each} networks in {found.tried:,} guesses, of which "
             f"{found.accepted:,} fit all samples. Its volume is at most {share.high:.1e}; at {rate:,.0f} guesses a "

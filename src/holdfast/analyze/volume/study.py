@@ -21,8 +21,10 @@ from holdfast.analyze.volume.wedge import accuracy_of
 from holdfast.data import Dataset
 from holdfast.errors import InputError, did_you_mean
 from holdfast.models import make_model
+from holdfast.models.own import build_own
 from holdfast.utils.clock import over
 from holdfast.utils.files import write_json
+from holdfast.utils.hashes import hash_tensors, structure_of
 from holdfast.utils.options import Count
 from holdfast.utils.progress import progress_bars, without_progress
 from holdfast.utils.resume import as_stored, check_folder, check_same, reading
@@ -81,8 +83,8 @@ def study(
     """Run each optimiser on each training set; a row for each bin.
 
     A split is a random pair of classes and a random training set of them; accuracy is measured on all test samples of
-    the pair. With `out`, finished cells are kept in that folder, and the same call goes on after an interruption. It
-    stops early, between two cells, when the deadline is over.
+    the pair. With `out`, finished cells are kept in that folder, and the same call goes on after an interruption. When
+    the deadline is over it ends: the rows of a cell that was cut short are returned and not kept.
 
     Args:
         data: images or points with two classes or more.
@@ -94,9 +96,17 @@ def study(
     unknown = [name for name in optimisers if name not in OPTIMISERS]
     if unknown:
         raise InputError(f"unknown optimiser '{unknown[0]}'. " + did_you_mean(unknown[0], OPTIMISERS))
-    sizes = [make_family(make(width)).size for width in widths]
-    settings = {"data": data.name, "parameters": sizes, "bins": list(bins), "divisor": divisor, "limit": limit}
-    cells = _stored(out, {**settings, "seed": seed})
+    modules = [make(width) for width in widths]
+    settings = {
+        "data": data.name,
+        "architecture": hash_tensors({str(i): structure_of(module) for i, module in enumerate(modules)})[:12],
+        "parameters": [make_family(module).size for module in modules],
+        "bins": list(bins),
+        "divisor": divisor,
+        "limit": limit,
+        "seed": seed,
+    }
+    cells = _stored(out, settings)
     order = [
         (width, count, split, name)
         for split in range(splits)
@@ -112,7 +122,8 @@ def study(
                 task = few_samples(data, count, seed=seed + 1_000 * split + count)
                 with without_progress():
                     cells[key] = _cell(task, make(width), bins, name, divisor, limit, seed + split)
-                _store(out, {**settings, "seed": seed}, cells)
+                if not over():
+                    _store(out, settings, cells)
             fits = [row["fits"] for rows in cells.values() for row in rows[:1] if row["optimiser"] == "guess-and-check"]
             text = "volume study" + (f", {sum(fits) / len(fits):.1e} of the guesses fit" if fits else "")
             bars.update(bar, description=text, advance=1)
@@ -142,11 +153,20 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def architecture_of(name: str, data: Dataset, options: Mapping[str, Any] | None = None, *, classes: int = 2) -> Make:
-    """The architecture of that name in the catalogue as a function of its option `width`; None leaves it as it is."""
+    """The architecture of that name as a function of its option `width`; None leaves it as it is.
+
+    Args:
+        name: in the catalogue, or FILE.py:NAME, a class or function of the user's own that makes the module.
+        data: decides the shape of the inputs, which the catalogue needs.
+        options: other arguments of the architecture.
+        classes: that the catalogue's networks tell apart.
+    """
     shape = tuple(data.train.x.shape[1:])
 
     def make(width: float | None) -> nn.Module:
         given = {**(options or {}), **({} if width is None else {"width": width})}
+        if ".py:" in name:
+            return build_own(name, given).eval()
         return make_model(name, input_shape=shape, classes=classes, **given).eval()
 
     return make
@@ -163,7 +183,7 @@ def _cell(
     found = optimiser.run(fitting, bins, seed, limit)
     right = accuracy_of(fitting.family.logits(found.weights, task.test.x, chunk=1), task.test.y).tolist()
     by_bin = dict(zip(found.bin.tolist(), zip(right, found.loss.tolist(), strict=True), strict=True))
-    guessed = name == "guess-and-check"
+    guessed = name == "guess-and-check" and found.tried > 0  # none where the deadline came first
     shares = volumes(found) if guessed else [None] * len(bins)
     fits = {"fits": found.accepted / max(found.tried, 1), "tried": found.tried, "seconds": found.seconds}
     rows = []
@@ -188,6 +208,7 @@ def _stored(out: Path | None, settings: Mapping[str, Any]) -> dict[str, list[Row
         return {}
     with reading(path, "delete it to start anew"):
         stored = json.loads(path.read_text(encoding="utf-8"))
+        stored["settings"].setdefault("architecture", settings["architecture"])  # older folders do not name it
         check_same(stored["settings"], settings, f"'{out}'")
         cells: dict[str, list[Row]] = stored["cells"]
     return cells

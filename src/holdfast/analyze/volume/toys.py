@@ -13,6 +13,7 @@ from holdfast.analyze.volume.slab import UNITS, Kinds, kinds, slab_points
 from holdfast.analyze.volume.volume_estimate import Volume, volume
 from holdfast.analyze.volume.wedge import accuracy_of, one_hidden_layer, wedge_points, wedge_task
 from holdfast.data import Split
+from holdfast.utils.clock import check_time
 from holdfast.utils.options import Count
 from holdfast.utils.show import Shown
 
@@ -66,7 +67,10 @@ class Slab(Shown):
 def wedge_study(
     widths: Sequence[int] = WIDTHS, *, guesses: Count = 200_000, runs: Count = 8, epochs: Count = 1500, seed: int = 0
 ) -> list[Wedge]:
-    """Guess and poison networks of each width on one draw of the wedge: 11 points to fit, 5 to poison with."""
+    """Guess and poison networks of each width on one draw of the wedge: 11 points to fit, 5 to poison with.
+
+    When a deadline is over, the widths that were not begun are left out; raises `OutOfTime` where that is all.
+    """
     train, test = wedge_task(seed=seed)
     fresh = wedge_points(_FRESH, seed=seed + 1_000_003)
     found = []
@@ -75,12 +79,16 @@ def wedge_study(
         guessed = guess_and_check(
             fitting, ANY, limit=guesses, keep=guesses, stop=False, block=_BLOCK, chunk=1024, seed=seed
         )
+        if not guessed.tried:
+            break
         poisoned = poison(fitting, test, runs=runs, epochs=epochs, seed=seed)
         accuracy = accuracy_of(fitting.family.logits(guessed.weights, fresh.x), fresh.y)
         share = volume(guessed.accepted, guessed.tried)
         found.append(
             Wedge(units, share, guessed.weights, accuracy, poisoned.weights, poisoned.accuracy, fitting.family)
         )
+    if not found:
+        check_time()
     return found
 
 
@@ -89,6 +97,8 @@ def slab_study(*, guesses: Count = 1_000_000, units: Count = UNITS, seed: int = 
     points = slab_points(seed=seed)
     fitting = make_fitting(one_hidden_layer(units), points.x, points.y, divisor=1.0)
     found = guess_and_check(fitting, ANY, limit=guesses, keep=guesses, stop=False, block=_BLOCK, chunk=512, seed=seed)
+    if not found.tried:
+        check_time()
     sorts = kinds(fitting.family, found.weights)
     counts = (found.accepted, int(sorts.linear.sum()), int(sorts.robust.sum()))
     fits, linear, robust = (volume(count, found.tried) for count in counts)

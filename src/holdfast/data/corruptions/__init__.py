@@ -55,6 +55,16 @@ def corrupt(x: Tensor, corruption: str, severity: int, *, seed: int = 0, first: 
         raise InputError(f"unknown corruption '{corruption}'. " + did_you_mean(corruption, CORRUPTIONS))
     if isinstance(severity, bool) or severity not in SEVERITIES:
         raise InputError(f"severity: expected a whole number from 1 to 5, got {severity!r}")
+    check_images(x)
+    noise = Noise(seed, torch.arange(first, first + len(x), device=x.device))
+    noise = noise.fork(list(CORRUPTIONS).index(corruption))  # the severities of a corruption share their draws
+    change, wide = CORRUPTIONS[corruption], x if x.dtype == torch.float64 else x.float()
+    parts = [change(wide[i : i + chunk], severity - 1, noise[slice(i, i + chunk)]) for i in range(0, len(x), chunk)]
+    return (torch.cat(parts) if parts else x).clamp(0, 1).to(x.dtype)
+
+
+def check_images(x: Tensor) -> None:
+    """Refuse what cannot be corrupted: inputs that are not images, and pixels outside [0, 1]."""
     if x.ndim != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < 4:
         raise InputError(
             f"a corruption needs images of shape (B, C, H, W) with 1 or 3 channels and at least 4 x 4 pixels, "
@@ -62,8 +72,3 @@ def corrupt(x: Tensor, corruption: str, severity: int, *, seed: int = 0, first: 
         )
     if not bool(((x >= 0) & (x <= 1)).all()):
         raise InputError("a corruption needs pixels in [0, 1]; bring the images into that range first")
-    noise = Noise(seed, torch.arange(first, first + len(x), device=x.device))
-    noise = noise.fork(list(CORRUPTIONS).index(corruption))  # the severities of a corruption share their draws
-    change, wide = CORRUPTIONS[corruption], x if x.dtype == torch.float64 else x.float()
-    parts = [change(wide[i : i + chunk], severity - 1, noise[slice(i, i + chunk)]) for i in range(0, len(x), chunk)]
-    return (torch.cat(parts) if parts else x).clamp(0, 1).to(x.dtype)

@@ -47,5 +47,5 @@ def motion_blur(x: Tensor, level: int, noise: Noise) -> Tensor:
 def zoom_blur(x: Tensor, level: int, noise: Noise) -> Tensor:
     """Mean of the image and of enlargements of its centre."""
     end, step = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))[level]
-    factors = [1 + step * i for i in range(round((end - 1) / step))]
+    factors = [1 + step * i for i in range(math.ceil((end - 1) / step - 1e-9))]  # 1, 1 + step, ... below `end`
     return (x + torch.stack([zoomed(x, factor) for factor in factors]).sum(0)) / (len(factors) + 1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, pad
 
-from holdfast.data.corruptions.filters import gaussian, pixel_grid, sampled
+from holdfast.data.corruptions.filters import mirrored_gaussian, pixel_grid, sampled, scale_of
 from holdfast.random import Noise
 
 
@@ -27,18 +27,20 @@ def elastic_transform(x: Tensor, level: int, noise: Noise) -> Tensor:
     )[level]
     side, (rows, columns) = min(x.shape[2:]), pixel_grid(x)
     centre = [(n - 1) / 2 for n in x.shape[2:]]
-    # Three corners of a square of a third of the side around the centre move: a map is affine if these say it.
+    # Three corners of a square around the centre move by `moved`, and an affine map follows them: the upper left one,
+    # the upper right one, and the lower right one. Half the side of the square is a third of the shorter side.
     moved = (2 * noise.fork(0).uniform((3, 2), x.dtype) - 1) * jitter * side
-    reach = 2 * (side // 3)
-    down, right = (rows - centre[0]) / reach, (columns - centre[1]) / reach
+    half = max(side // 3, 1)
+    down, right = ((v - c) / (2 * half) + 0.5 for v, c in zip((rows, columns), centre, strict=True))
     shift = [
         moved[:, 0, axis, None, None]
-        + (moved[:, 1, axis] - moved[:, 0, axis])[:, None, None] * down
-        + (moved[:, 2, axis] - moved[:, 0, axis])[:, None, None] * right
+        + (moved[:, 1, axis] - moved[:, 0, axis])[:, None, None] * right
+        + (moved[:, 2, axis] - moved[:, 1, axis])[:, None, None] * down
         for axis in range(2)
     ]
     drawn = 2 * noise.fork(1).uniform((2, *x.shape[2:]), x.dtype) - 1
-    field = strength * side * gaussian(drawn, max(smooth * side, 0.5), reach=3.0)
+    # The mean of n draws falls with the root of n, so that on fewer pixels the same shares give longer ways.
+    field = strength * side * scale_of(x) * mirrored_gaussian(drawn, max(smooth * side, 0.5))
     return sampled(x, rows + shift[0] + field[:, 0], columns + shift[1] + field[:, 1])
 
 

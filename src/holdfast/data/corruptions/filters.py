@@ -23,13 +23,31 @@ def filtered(x: Tensor, kernels: Tensor) -> Tensor:
     return conv2d(flat, kernels, groups=batch * channels).view_as(x)
 
 
-def gaussian(x: Tensor, sigma: float, reach: float = 4.0) -> Tensor:
-    """Gaussian blur, cut off at `reach` deviations; edges are repeated."""
-    half = max(1, math.ceil(reach * sigma))
+def gaussian(x: Tensor, sigma: float) -> Tensor:
+    """Gaussian blur, cut off at four deviations; edges are repeated."""
+    half = max(1, math.ceil(4 * sigma))
     weights = torch.exp(-(torch.arange(-half, half + 1, dtype=x.dtype, device=x.device) ** 2) / (2 * sigma**2))
     weights = (weights / weights.sum()).expand(x.shape[1], 1, 1, -1)
     x = conv2d(pad(x, [half, half, 0, 0], mode="replicate"), weights, groups=x.shape[1])
     return conv2d(pad(x, [0, 0, half, half], mode="replicate"), weights.transpose(2, 3), groups=x.shape[1])
+
+
+def mirrored_gaussian(x: Tensor, sigma: float) -> Tensor:
+    """Gaussian blur, cut off at three deviations; the image goes on as its own mirror image, however far that is.
+
+    A blur wider than the image needs this: where edges are repeated, their few pixels would take most of the weight.
+    """
+    half = int(3 * sigma + 0.5)
+    offsets = torch.arange(-half, half + 1, device=x.device)
+    weights = torch.exp(-((offsets / sigma) ** 2) / 2).to(x.dtype)
+
+    def blur(n: int) -> Tensor:
+        """What each of n pixels takes of the others, (n, n)."""
+        places = (torch.arange(n, device=x.device)[:, None] + offsets) % (2 * n)
+        places = torch.where(places < n, places, 2 * n - 1 - places)
+        return x.new_zeros(n, n).scatter_add_(1, places, (weights / weights.sum()).expand(n, -1).contiguous())
+
+    return blur(x.shape[2]) @ x @ blur(x.shape[3]).T
 
 
 def line_kernels(length: float, sigma: float, angles: Tensor) -> Tensor:
