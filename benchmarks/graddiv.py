@@ -158,8 +158,9 @@ def to_markdown(record: dict[str, Any]) -> str:
             "",
             f"Run so far: {len(cells['train'])} of {len(METHODS) * len(SEEDS)} trainings, {len(cells['judge'])} of "
             f"{len(METHODS) * len(SEEDS) * len(what.budgets)} judgements. What has fewer than three seeds is a trial, "
-            "not a finding. Each attack counts what its own 20 votes call broken; the minimum counts only what 100 "
-            "fresh draws confirm, so that it may lie above a single attack by luck of the votes.",
+            "not a finding. Each attack counts what its own 20 votes call broken; the last two columns count only what "
+            "100 fresh draws confirm: the least that a published setting (FGSM and PGD with 1 to 100 draws) leaves, "
+            "and what all settings together leave. The latter may lie above a single attack by luck of its votes.",
             "",
             *_measures(cells),
             *_judged(cells["judge"], what),
@@ -185,14 +186,20 @@ def _judged(cells: dict[str, Any], size: Size) -> list[str]:
     text = []
     for budget in size.budgets:
         rows = [
-            (key.rpartition(" ")[0], *(f"{100 * cell[c]:.0f}" for c in ("clean", *columns, "minimum")))
+            (key.rpartition(" ")[0], *(f"{100 * value:.0f}" for value in _row(cell, columns, size)))
             for key, cell in cells.items()
             if key.endswith(f" {budget:g}")
         ]
         if not rows:
             continue
-        text += [f"Accuracy at linf {budget:g}:", "", markdown_table(("model", "clean", *columns, "minimum"), rows), ""]
+        head = ("model", "clean", *columns, "published, confirmed", "minimum")
+        text += [f"Accuracy at linf {budget:g}:", "", markdown_table(head, rows), ""]
     return text
+
+
+def _row(cell: dict[str, Any], columns: list[str], size: Size) -> list[float]:
+    known = min(cell.get("confirmed", cell)[s.name] for s in published(size.draws))  # the oldest cell has no other
+    return [cell["clean"], *(cell[name] for name in columns), known, cell["minimum"]]
 
 
 def judge(record: dict[str, Any]) -> Iterator[Judgement]:
@@ -213,7 +220,17 @@ def judge(record: dict[str, Any]) -> Iterator[Judgement]:
                 text = "; ".join(f"{b:g}: {_percent(p[0])} without, {_percent(p[1])} with" for b, p in found.items())
                 outcome = verdict_of(rises) if rises else "not decided at this size"
                 yield f"graddiv-{claim}", outcome, f"accuracy under {attack} at {text}"
+            yield from _judge_strength(judged, SIZES[name])
             return
+
+
+def _judge_strength(judged: dict[str, Any], size: Size) -> Iterator[Judgement]:
+    """Do more draws make the published attack stronger?"""
+    few, many = (f"eot-pgd-{n}" for n in (size.draws[0], size.draws[-1]))
+    found = [cell.get("confirmed", cell) for cell in judged.values()]
+    falls = [each[many] <= each[few] for each in found]
+    text = ", ".join(f"{100 * each[few]:.0f} to {100 * each[many]:.0f} %" for each in found)
+    yield "graddiv-more-draws-are-stronger", verdict_of(falls), f"accuracy from {few} to {many}: {text}"
 
 
 def _percent(values: list[float]) -> str:
