@@ -15,6 +15,7 @@ from holdfast.audits import audit as full_audit
 from holdfast.audits import load_audit
 from holdfast.data import load_data
 from holdfast.data.draw import sample
+from holdfast.errors import OutOfTime
 from holdfast.random import Noise
 from holdfast.results import AttackResult, CertifyResult
 
@@ -476,6 +477,19 @@ def test_examples_say_what_decides_between_them_and_their_inputs(tmp_path):
 class Stairs(nn.Module):
     def forward(self, x):
         return torch.stack([x.detach().sum(1), 3 - x.detach().sum(1)], 1)
+
+
+def test_examples_for_which_the_time_ends_on_the_way_come_without_a_reason(monkeypatch):
+    """The time ends in the middle of a quadrature, which looks at the clock at every chunk."""
+    model = linear()
+    monkeypatch.setattr("holdfast.explanations.core.paths.check_time", late)
+    result = audit(model, points(model), hf.Linf(0.3), budgets=1, certify=None)
+    assert any(example.x_adv is not None for example in result.examples)
+    assert all(example.attribution is None for example in result.examples)
+
+
+def late():
+    raise OutOfTime("the time is over")
 
 
 def test_a_model_without_gradients_has_examples_without_a_reason():

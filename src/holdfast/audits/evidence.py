@@ -19,7 +19,7 @@ from holdfast.audits.rows import Example, Key, Outcome
 from holdfast.audits.side import Side
 from holdfast.certificates import Smoothed
 from holdfast.checks import check_logits
-from holdfast.errors import InputError, StorageError
+from holdfast.errors import InputError, OutOfTime, StorageError
 from holdfast.explanations import explain
 from holdfast.utils import clock
 from holdfast.utils.limits import parse_json
@@ -142,7 +142,7 @@ def _explained(job: Job, side: Side, examples: tuple[Example, ...]) -> tuple[Exa
     x_adv = torch.stack([torch.tensor(example.x_adv) for example in examples]).to(x)
     try:
         found = explain(job.model, x, y, "integrated-gradients", baseline=x_adv, **how)
-    except InputError:
+    except (InputError, OutOfTime):
         return examples
     values = to_numpy(found.attribution)
     return tuple(replace(example, attribution=values[i]) for i, example in enumerate(examples))

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import dropout, one_hot
 
+from holdfast.attacks.core import batches
+from holdfast.attacks.core.batches import kept_bytes
 from holdfast.attacks.core.nature import Nature, nature_of
 
 
@@ -79,3 +81,23 @@ def test_the_valid_range_gives_the_length_of_the_steps():
     x = 255 * torch.rand(20, 12, generator=torch.Generator().manual_seed(1))
     assert nature_of(model, x, high=255.0) == Nature()
     assert nature_of(model, x, high=1.0).gradients == "useless"
+
+
+def test_a_look_at_large_inputs_fits_memory(monkeypatch):
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.top, self.sizes = nn.Linear(50, 3), []
+
+        def forward(self, x):
+            self.sizes += [len(x)] * x.requires_grad
+            return self.top(x.tanh())
+
+    model, x = Watched().eval(), torch.rand(12, 50)
+    assert nature_of(model, x) == Nature()
+    assert max(model.sizes) == 12
+    monkeypatch.setattr(batches, "LARGE_INPUT", 50)
+    monkeypatch.setattr(batches, "MEMORY", 4 * kept_bytes(model, x[:1]))
+    model.sizes.clear()
+    assert nature_of(model, x) == Nature()
+    assert max(model.sizes) == 4

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 LARGE_INPUT = 20_000
 """Values of an input from which on memory decides how many are worked on at a time."""
-MEMORY = 2 << 30
+MEMORY = 1 << 30
 """Bytes that the values kept for one backward pass may take."""
 
 

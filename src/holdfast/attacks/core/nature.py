@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from holdfast.attacks.core.batches import fitting
 from holdfast.attacks.core.chance import Steady, is_stochastic
 from holdfast.attacks.core.gradients import answer, frozen, leads_somewhere, look, margin_gradient
 from holdfast.attacks.core.indicators import DRAWS, MANY
@@ -34,7 +35,7 @@ class Nature:
 
 @torch.no_grad()
 def nature_of(model: nn.Module, x: Tensor, *, low: float = 0.0, high: float = 1.0) -> Nature:
-    """Look at a model on some inputs, 32 at most, with the gradients that the attacks here use.
+    """Look at a model on some inputs, 32 at most and no more than memory has room for, with the gradients of attacks.
 
     These gradients see through rounding and a final softmax. torch's generators are left as they were.
 
@@ -45,6 +46,7 @@ def nature_of(model: nn.Module, x: Tensor, *, low: float = 0.0, high: float = 1.
     by_chance = is_stochastic(model, x)
     steady = Steady(model, DRAWS) if by_chance else model
     with torch.enable_grad(), frozen(model):
+        x = x[: fitting(steady, x, PROBED)]
         leaf = x.clone().requires_grad_(True)
         logits = answer(steady, leaf)
         y = logits.argmax(1)

@@ -11,6 +11,7 @@ from holdfast.attacks.core.gradients import input_gradient
 from holdfast.errors import InputError
 from holdfast.explanations.core.answers import finite
 from holdfast.explanations.core.quantity import Setting, pieces, value, values_at
+from holdfast.utils.clock import check_time
 
 Rule = Literal["left", "right", "middle", "trapezoid", "gauss-legendre"]
 
@@ -64,10 +65,14 @@ def completeness_error(total: Tensor, at_x: Tensor, at_b: Tensor) -> Tensor:
 def average_gradient(
     model: nn.Module, x: Tensor, b: Tensor, y: Tensor, t: Tensor, weights: Tensor, setting: Setting
 ) -> Tensor:
-    """sum_k weights_k gradient(b + t_k (x - b)), shape of x; at most `setting.chunk` points at a time."""
+    """sum_k weights_k gradient(b + t_k (x - b)), shape of x; at most `setting.chunk` points at a time.
+
+    Raises `OutOfTime` when a deadline is over.
+    """
     of, t, weights = value(setting.quantity), t.to(x), weights.to(x)
     slope = torch.zeros_like(x)
     for part, some in pieces(len(x), len(t), setting.chunk):
+        check_time()
         start, t_k = b[part], t[some]
         points = start + t_k.view(-1, *[1] * x.ndim) * (x[part] - start)
         gradient, _, _ = input_gradient(model, points.flatten(0, 1), y[part].repeat(len(t_k)), of)
