@@ -6,8 +6,7 @@
 
 linf 0.1; one thread; 30 seconds of processor time for each input, by which all three are measured. alpha,beta-CROWN
 runs with its own defaults on the CPU; its clock is replaced by processor time, and what it needs to start is not
-counted. Marabou gets one query for each other class, one after the other, and is ended after its processor time. (The
-first rows were ended by a limit that counts ticks, on a busy machine: it may have had less than the others.)
+counted. Marabou gets one query for each other class, one after the other, and is ended after its processor time.
 Holdfast accounts for rounding, the others do not. Inputs that the results hold already are left out: a run that was
 stopped goes on.
 """
@@ -170,8 +169,7 @@ def to_markdown(record: dict[str, Any]) -> str:
     text = [
         "# Open inputs of the demo model",
         f"linf {EPS}, {LIMIT} s of processor time for each input, one thread. Inputs that CROWN and PGD leave open. "
-        "Holdfast accounts for rounding, the others do not. Marabou's rows of 30.0 s were "
-        "ended by a limit that counts ticks, on a busy machine: it may have had less processor time than the others.",
+        "Holdfast accounts for rounding, the others do not. [Notes](notes/verify.md).",
         f"## All that were tried\n{_table(cells, None)}",
         f"## The {len(shared)} inputs that all have tried\n{_table(cells, shared)}",
     ]
